@@ -1,0 +1,90 @@
+"""Combining rules: new shared entries from the participants' ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedshift import tree
+from fedshift.aggregate.optimisers import Add, ServerOptimiser
+from fedshift.aggregate.weightings import WEIGHTINGS, Weighting
+from fedshift.declare import Declares, described, settings_of, with_setting
+from fedshift.message import Update
+from fedshift.tree import Tree
+
+if TYPE_CHECKING:
+    from fedshift.server import Server
+
+
+@dataclass(frozen=True)
+class Aggregator(Declares):
+    """A combining rule with its weighting and its server optimiser; subclasses are the rules.
+
+    Parameters go through :meth:`combine` and the optimiser. Buffers are averaged with the same
+    weights, counters take the largest value, and BatchNorm statistics follow the scenario.
+    """
+
+    weights: Weighting | None = None  # None: the scenario's choice
+    optimiser: ServerOptimiser = field(default_factory=Add)
+
+    def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
+        """Combined parameters from ``updates`` with ``weights`` (n,)."""
+        raise NotImplementedError
+
+    def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
+        """Next shared entries: parameters by rule and optimiser, buffers by weighted mean."""
+        weighting = self.weights or WEIGHTINGS[server.scenario.weights]
+        weights = weighting(server, updates)  # (n,)
+        new = self.optimiser(server, self.combine(server, updates, weights))
+        buffers = server.shared.keys() - server.parameters
+        averaged = weighted_mean([tree.pick(u.shared, buffers) for u in updates], weights)
+        return {k: new.get(k, averaged.get(k, v)) for k, v in server.shared.items()}
+
+    @property
+    def declared(self) -> tuple[Declares, ...]:
+        """The rule and its two companions."""
+        return (self, self.optimiser, *([self.weights] if self.weights else []))
+
+    def settings(self) -> list[tuple[str, str, Any]]:
+        """Every hyper-parameter as (owner, key, value)."""
+        return [(d.name, f.name, getattr(d, f.name)) for d in self.declared for f in settings_of(d)]
+
+    def set(self, owner: str, key: str, value: Any) -> Aggregator:
+        """A copy with one other value, if ``owner`` is the rule, its weighting or its optimiser."""
+        if owner == self.name:
+            return with_setting(self, key, value)
+        if self.weights and owner == self.weights.name:
+            return replace(self, weights=with_setting(self.weights, key, value))
+        if owner == self.optimiser.name:
+            return replace(self, optimiser=with_setting(self.optimiser, key, value))
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """Rule, weighting and optimiser as JSON."""
+        weights = described(self.weights) if self.weights else {"name": "scenario"}
+        return described(self) | {"weights": weights, "optimiser": described(self.optimiser)}
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """sum_k w_k theta_k."""
+
+    def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:  # noqa: D102
+        return weighted_mean([tree.pick(u.shared, server.parameters) for u in updates], weights)
+
+
+def weighted_mean(trees: Sequence[Tree], weights: Tensor) -> Tree:
+    """Running sums over ``trees`` in order, never a stack; counters take the largest value."""
+    w = weights.tolist()
+    out = {k: v * w[0] if v.is_floating_point() else v.clone() for k, v in trees[0].items()}
+    for entries, w_k in zip(trees[1:], w[1:], strict=True):
+        for k, v in entries.items():
+            if v.is_floating_point():
+                out[k].add_(v, alpha=w_k)
+            else:
+                torch.maximum(out[k], v, out=out[k])
+    return out

@@ -1,0 +1,68 @@
+"""Everything that can be known to fail before round 0, said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift.data.federation import Federation
+from fedshift.declare import RESOURCES, Declares
+from fedshift.errors import ConfigError, DataError, GrantError
+from fedshift.method import Method
+from fedshift.net import Net
+from fedshift.scenario import Scenario
+
+
+def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
+    """Every declared need against what the scenario grants."""
+    size = scenario.cohort_size(clients)
+    for item in method.declared:
+        for need in sorted(item.needs - set(scenario.grants)):
+            raise GrantError(
+                f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
+                f"grant; add --grant {need}"
+            )
+        if item.needs_full_participation and size < clients:
+            raise ConfigError(
+                f"{item.name} needs every client in every round, but {size} of {clients} are "
+                "sampled; leave out --clients-per-round"
+            )
+        _check_optimiser(item, scenario)
+
+
+def _check_optimiser(item: Declares, scenario: Scenario) -> None:
+    kind = scenario.optimiser_kind
+    if item.optimisers is None or kind in item.optimisers or "any_optimiser" in scenario.grants:
+        return
+    raise ConfigError(
+        f"{item.name} holds for {' or '.join(sorted(item.optimisers))}, not for {kind}; change the "
+        "optimiser, or add --grant any_optimiser to try it all the same"
+    )
+
+
+def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
+    """No empty client, no single sample under BatchNorm, something to select on."""
+    normalised = any(isinstance(m, _BatchNorm) for m in net.modules())
+    for site in federation.sites.values():
+        n = len(site.data.train)
+        if n == 0:
+            raise DataError(f"client {site.id} has no training samples; drop it or give it some")
+        if n == 1 and normalised:
+            raise DataError(
+                f"client {site.id} has 1 training sample and the backbone has BatchNorm, which "
+                "needs 2; give it more, or use a backbone with norm=group"
+            )
+        if len(site.data.test) == 0:
+            raise DataError(f"client {site.id} has no test samples; there is nothing to score")
+        if scenario.selection == "validation" and len(site.data.val) == 0:
+            raise DataError(
+                f"client {site.id} has no validation samples; give it some or set selection=last"
+            )
+        _check_labels(site.id, site.data.train.labels.tolist(), len(federation.classes))
+
+
+def _check_labels(client: str, labels: Iterable[int], classes: int) -> None:
+    odd = sorted({label for label in labels if not 0 <= label < classes})
+    if odd:
+        raise DataError(f"client {client} has label {odd[0]}; labels go from 0 to {classes - 1}")

@@ -1,0 +1,350 @@
+"""The client's half of a round: what a part sees there, and one visit from mail to reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift import seeds, tree
+from fedshift.data.federation import Site
+from fedshift.errors import DivergedError
+from fedshift.evaluate.scoring import score
+from fedshift.loop import (
+    Batch,
+    Log,
+    Step,
+    Turn,
+    descend,
+    optimiser_state,
+    restore_optimiser,
+    shuffled_rows,
+)
+from fedshift.message import Broadcast, Update
+from fedshift.method import Method, Part, Phase, Player
+from fedshift.net import Net, Output, Scope, batch_norm_buffers, call_frozen, load
+from fedshift.runs.store import State, StateStore
+from fedshift.scenario import Scenario
+from fedshift.tree import Tree
+
+
+@dataclass
+class Client:
+    """What a part may read and write at a client; made anew for each visit.
+
+    ``received`` and ``inbox`` are read-only. ``state[part.name]`` survives visits and never
+    leaves the site.
+    """
+
+    site: Site
+    net: Net
+    scenario: Scenario
+    seed: int
+    round: int  # 1-based; 0 is enrolment
+    received: Tree  # every entry of the net as it was before training
+    initial: Tree  # every entry as it was before round 1
+    sent: frozenset[str]  # entries of the net that came from the server
+    inbox: Tree  # payload as it arrived, "part/key"
+    state: State
+    batches: int = 0
+    steps: int = 0  # of the base player
+    _generators: dict[str, torch.Generator] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Stable name of the site."""
+        return self.site.id
+
+    @property
+    def examples(self) -> int:
+        """Number of training samples."""
+        return len(self.site.data.train)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.net.classes
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of this round."""
+        return self.scenario.optimisation(self.round).lr
+
+    def generator(self, part: str) -> torch.Generator:
+        """The generator of (seed, round, client, part); the same one throughout the visit."""
+        if part not in self._generators:
+            self._generators[part] = seeds.generator(self.seed, self.round, self.id, part)
+        return self._generators[part]
+
+    def numpy(self, part: str) -> np.random.Generator:
+        """A NumPy generator seeded by the next draw of :meth:`generator`."""
+        draw = torch.randint(2**62, (), generator=self.generator(part))
+        return np.random.default_rng(int(draw))
+
+    def mail(self, part: Part) -> Tree:
+        """What the server half of ``part`` sent."""
+        return tree.under(part.name, self.inbox)
+
+    def reference(self, name: str, batch: Batch) -> Output | None:
+        """A frozen model on the batch, one forward however many parts ask.
+
+        ``received``, ``initial``, or ``previous`` (this client's model after its last visit; None
+        in its first). Eval mode, no gradient, no trace. The part declares it in ``references``.
+        """
+        key = f"reference/{name}"
+        if key not in batch.memo:
+            entries = self._entries(name)
+            batch.memo[key] = call_frozen(self.net, entries, batch.x) if entries else None
+        out: Output | None = batch.memo[key]
+        return out
+
+    def _entries(self, name: str) -> Tree:
+        if name == "received":
+            return self.received
+        return self.initial if name == "initial" else self.state.get(name, {})
+
+    def anchors(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(name, parameter, received value) of every parameter that the server sent."""
+        named = self.net.named_parameters()
+        return [(k, p, self.received[k]) for k, p in named if k in self.sent]
+
+
+@dataclass
+class Worker:
+    """A resident net and everything needed to play any site's visit: one per process."""
+
+    method: Method
+    scenario: Scenario
+    seed: int
+    net: Net
+    sites: Mapping[str, Site]
+    store: StateStore
+    label: str = "method"  # for messages
+
+    def __post_init__(self) -> None:
+        self.initial = tree.clone(self.net.state_dict())
+        self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
+        self.previous = any("previous" in d.references for d in self.method.declared)
+
+    def keys(self, scope: Scope) -> set[str]:
+        """Entries that live in ``scope``."""
+        return {k for k, s in self.scopes.items() if s is scope}
+
+    def visit(self, mail: Broadcast) -> Update:
+        """Play one message at the site it is addressed to; the reply shares no memory with it."""
+        state = self.store.load(mail.client, before=mail.round + (mail.task != "train"))
+        client = self._open(mail, state)
+        tasks = {
+            "enrol": self._enrol,
+            "train": self._train,
+            "statistics": self._statistics,
+            "score": self._score,
+            "donate": self._donate,
+        }
+        with seeds.fork(self.seed, mail.round, mail.client, mail.task):
+            return tasks[mail.task](client, mail)
+
+    def _open(self, mail: Broadcast, state: State) -> Client:
+        received = self.initial | mail.shared | mail.personal | state.get("net", {})
+        load(self.net, received)
+        return Client(
+            self.sites[mail.client],
+            self.net,
+            self.scenario,
+            self.seed,
+            mail.round,
+            received,
+            self.initial,
+            frozenset(mail.shared),
+            mail.payload,
+            state,
+        )
+
+    def _enrol(self, client: Client, mail: Broadcast) -> Update:
+        """Round 0: who the client is, and what its parts tell about its data."""
+        known = "domain_ids" in self.scenario.grants
+        return Update(
+            mail.client,
+            mail.task,
+            mail.round,
+            examples=client.examples,
+            facts={"domain": client.site.domain} if known else {},
+            payload=self.method.gather(lambda part: part.enrol(client)),
+        )
+
+    def _train(self, client: Client, mail: Broadcast) -> Update:
+        """Probe, train, reply; private entries go to the client's state."""
+        probed = self._probe(client)
+        for part in self.method.parts:
+            part.begin(client)
+        log = Log()
+        turns = [
+            turn for phase in self.method.phases(client) for turn in self._phase(client, phase, log)
+        ]
+        metrics = log.means(self._where(client))
+        payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
+        final = tree.clone(self.net.state_dict())
+        self._require_finite(client, final)
+        self._remember(client, final, turns)
+        return Update(
+            mail.client,
+            mail.task,
+            mail.round,
+            shared=tree.pick(final, self._uploaded()),
+            personal=tree.pick(final, self.keys(Scope.PERSONAL)),
+            payload=tree.clone(payload),
+            examples=client.examples,
+            steps=client.steps,
+            metrics=metrics,
+        )
+
+    def _uploaded(self) -> set[str]:
+        """Shared entries, less the statistics that are recomputed after aggregation."""
+        skipped = batch_norm_buffers(self.net) if self.scenario.bn == "recompute" else set()
+        return self.keys(Scope.SHARED) - skipped
+
+    def _probe(self, client: Client) -> Tree:
+        """Every part's measurement of the received model; net and generators restored after."""
+        probing = [p for p in self.method.parts if type(p).probe is not Part.probe]
+        if not probing:
+            return {}
+        with seeds.fork(self.seed, client.round, client.id, "probe"):
+            found = self.method.gather(lambda part: part.probe(client))
+        found = tree.clone(found)
+        load(self.net, client.received)
+        client._generators.clear()  # noqa: SLF001  the visit's own object
+        return found
+
+    def _phase(self, client: Client, phase: Phase, log: Log) -> list[Turn]:
+        """Run one phase in place."""
+        turns = [self._turn(client, player) for player in phase.players]
+        if self.scenario.optimiser_state == "keep":
+            for turn in turns:
+                restore_optimiser(turn, client.state.get("optimiser", {}))
+        descend(self.net, self._batches(client, phase), turns, log)
+        base = {p.name for p in phase.players if p.objective is None}
+        client.steps += sum(turn.steps for turn in turns if turn.name in base)
+        return turns
+
+    def _turn(self, client: Client, player: Player) -> Turn:
+        optimisation = self.scenario.optimisation(client.round)
+        if player.optimisation:
+            optimisation = player.optimisation(optimisation)
+        objective = partial(player.objective or self._base_loss, client)
+        correcting = [p for p in self.method.parts if type(p).correct is not Part.correct]
+
+        def correct(step: Step) -> None:
+            for part in correcting:
+                part.correct(client, step)
+
+        return Turn(
+            player.name,
+            list(player.train(client)),
+            partial(player.forward, client),
+            objective,
+            optimisation,
+            correct if correcting and player.objective is None else None,
+        )
+
+    def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
+        """Task loss plus every part's term, each under its name."""
+        terms = {"task": F.cross_entropy(step.out.logits, step.y)}
+        for part in self.method.parts:
+            term = part.loss(client, step)
+            if term is not None:
+                terms[part.name] = term
+        return terms
+
+    def _batches(self, client: Client, phase: Phase) -> Iterator[Batch]:
+        """The phase's budget of batches, through every part's ``batch`` hook."""
+        epochs, steps = phase.epochs, phase.steps
+        if epochs is None and steps is None:
+            epochs, steps = self.scenario.epochs, self.scenario.steps
+        train = client.site.data.train
+        rows = shuffled_rows(
+            len(train),
+            self.scenario.batch_size,
+            client.generator("batches"),
+            epochs=epochs,
+            steps=steps,
+        )
+        for positions in rows:
+            x, y = train.take(positions)
+            batch = Batch(x, y, client.batches)
+            for part in self.method.parts:
+                batch = part.batch(client, batch)
+            client.batches += 1
+            yield batch
+
+    def _where(self, client: Client) -> str:
+        return f"{self.label}, client {client.id}, round {client.round}"
+
+    def _require_finite(self, client: Client, final: Tree) -> None:
+        floats = {k: v for k, v in final.items() if v.is_floating_point()}
+        if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
+            return
+        bad = next((k for k, v in floats.items() if not v.isfinite().all()), "the weights")
+        raise DivergedError(
+            f"{self._where(client)}: {bad} is not finite after training; lower lr, or set clip"
+        )
+
+    def _remember(self, client: Client, final: Tree, turns: list[Turn]) -> None:
+        """Write the client's state, last and as one assignment."""
+        state = {name: tree.clone(entries) for name, entries in client.state.items() if entries}
+        kept = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
+        if self.previous:
+            kept["previous"] = final
+        if self.scenario.scored == "trained":
+            kept["trained"] = final
+        if self.scenario.optimiser_state == "keep":
+            kept["optimiser"] = tree.merge(optimiser_state(turn) for turn in turns)
+        state |= {name: entries for name, entries in kept.items() if entries}
+        self.store.save(client.id, client.round, state)
+
+    def _statistics(self, client: Client, mail: Broadcast) -> Update:
+        """BatchNorm statistics of the received model on this client's training inputs."""
+        estimate_statistics(self.net, client.site.data.train.chunks(self.scenario.batch_size))
+        keys = batch_norm_buffers(self.net) & self.keys(Scope.SHARED)
+        shared = tree.clone(tree.pick(self.net.state_dict(), keys))
+        return Update(mail.client, mail.task, mail.round, shared, examples=client.examples)
+
+    def _score(self, client: Client, mail: Broadcast) -> Update:
+        """Right answers of the client's own model on its own validation and test samples."""
+        load(self.net, client.state.get("trained", {}))
+        predict = partial(self.method.predict, self.net, client=client)
+        self.net.eval()
+        metrics: dict[str, float] = {}
+        for split in ("val", "test"):
+            found = score(predict, getattr(client.site.data, split))
+            metrics |= {f"{split}/{key}": value for key, value in found.items()}
+        return Update(mail.client, mail.task, mail.round, examples=client.examples, metrics=metrics)
+
+    def _donate(self, client: Client, mail: Broadcast) -> Update:
+        """Private entries, for scenarios that grant their mean to new sites."""
+        private = tree.pick(client.received, self.keys(Scope.PRIVATE))
+        return Update(
+            mail.client, mail.task, mail.round, personal=private, examples=client.examples
+        )
+
+
+@torch.no_grad()
+def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs."""
+    layers = [m for m in net.modules() if isinstance(m, _BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    net.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # cumulative average
+        layer.train()
+    for x, _ in batches:
+        net(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()

@@ -1,0 +1,80 @@
+"""Samples by index into one stored array, turned into normalised float batches on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+IMAGE_MEAN, IMAGE_STD = 0.5, 0.25  # of stored values in [0, 1]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One look of the data as it is stored: never copied per client."""
+
+    name: str
+    x: Tensor  # (N, H, W, C) uint8 images, or (N, D) float vectors
+    y: Tensor  # (N,) int64
+    split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
+    classes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input as a net sees it."""
+        if self.x.dim() == 4:
+            return (self.x.shape[3], self.x.shape[1], self.x.shape[2])
+        return tuple(self.x.shape[1:])
+
+    def rows(self, split: int) -> Tensor:
+        """Indices of a split."""
+        return (self.split == split).nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some rows of a stored array with their labels."""
+
+    x: Tensor  # the store, (N, H, W, C) uint8 or (N, D) float
+    y: Tensor  # (N,) int64
+    rows: Tensor  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels (n,)."""
+        return self.y[self.rows]
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (B, *shape) as floats and labels (B,) at ``positions`` among our rows."""
+        rows = self.rows[positions]
+        return as_input(self.x[rows]), self.y[rows]
+
+    def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples in order, in large batches."""
+        for positions in torch.arange(len(self)).split(size):
+            yield self.take(positions)
+
+    def unlabelled(self) -> Samples:
+        """The same inputs with every label -1, for code that must not see them."""
+        return replace(self, y=torch.full_like(self.y, -1))
+
+
+def as_input(stored: Tensor) -> Tensor:
+    """Stored values to what nets see: images to channels-first floats around zero."""
+    if stored.dim() != 4:
+        return stored.float()
+    x = stored.permute(0, 3, 1, 2).float()  # (B, C, H, W), channels-last in memory
+    return x.mul_(1 / (255 * IMAGE_STD)).sub_(IMAGE_MEAN / IMAGE_STD)
+
+
+def union(parts: list[Samples]) -> Samples:
+    """One set of samples over several stores; copies, because the stores are separate arrays."""
+    if len(parts) == 1:
+        return parts[0]
+    x = torch.cat([p.x[p.rows] for p in parts])
+    return Samples(x, torch.cat([p.labels for p in parts]), torch.arange(len(x)))

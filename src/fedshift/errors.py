@@ -1,0 +1,44 @@
+"""Everything a user can mend: the command line prints one line and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedshiftError(Exception):
+    """Base of all our errors; the message says what was found, what was expected, what to do."""
+
+
+class ConfigError(FedshiftError):
+    """A value, an option or a combination that cannot work."""
+
+
+class UnknownNameError(FedshiftError):
+    """A name that nothing is registered under."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, 3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"no {kind} is called {name!r}; {hint}")
+
+
+class ClashError(FedshiftError):
+    """Two parts that cannot stand in one method."""
+
+
+class GrantError(FedshiftError):
+    """A part needs something that the scenario does not grant."""
+
+
+class DataError(FedshiftError):
+    """Data that cannot be trained on or read."""
+
+
+class DivergedError(FedshiftError):
+    """A loss or a weight is no longer a finite number."""
+
+
+class RunError(FedshiftError):
+    """A run directory that is missing, damaged, occupied or not writable."""

@@ -1,0 +1,1 @@
+"""Who is scored on what, and the numbers that come of it."""

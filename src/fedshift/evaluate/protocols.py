@@ -1,0 +1,111 @@
+"""Who is scored on what: own-domain personal, global on every domain, unseen, unseen-adapted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from fedshift import seeds, tree
+from fedshift.aggregate.rules import weighted_mean
+from fedshift.aggregate.weightings import Uniform
+from fedshift.data.federation import Federation, Splits
+from fedshift.data.samples import Samples
+from fedshift.evaluate.metrics import Count, Metrics
+from fedshift.evaluate.scoring import score
+from fedshift.message import Update
+from fedshift.method import Part
+from fedshift.net import Scope, load
+from fedshift.server import Observer, Server, Transport, exchange
+from fedshift.tree import Tree
+
+Scored = dict[str, dict[str, Metrics]]  # protocol -> "val" and "test"
+
+
+def evaluate(
+    server: Server, transport: Transport, federation: Federation, observer: Observer
+) -> Scored:
+    """Every protocol of the scenario on the current model; deterministic, leaves no trace.
+
+    A protocol without an answer (``global`` for a method with private entries that the scenario
+    grants no new site) is left out.
+    """
+    wanted = server.scenario.protocols
+    out: Scored = {}
+    if "personal" in wanted:
+        updates = exchange(server, transport, "score", sorted(server.roster), observer)
+        out["personal"] = personal(updates, federation)
+    if set(wanted) - {"personal"}:
+        model = assemble(server, transport, observer)
+        out |= one_model(server, federation, model) if model else {}
+    return {name: out[name] for name in wanted if name in out}
+
+
+def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics]:
+    """Each client's own model on its own samples; the client did the counting."""
+    out = {}
+    for split in ("val", "test"):
+        counts = [
+            Count(
+                u.client,
+                federation.sites[u.client].domain,
+                u.metrics[f"{split}/right"],
+                u.metrics[f"{split}/count"],
+                u.metrics[f"{split}/loss"],
+                weight=u.examples,
+            )
+            for u in updates
+        ]
+        out[split] = Metrics.of(counts)
+    return out
+
+
+def assemble(server: Server, transport: Transport, observer: Observer) -> Tree | None:
+    """One model for everybody: shared entries, mean of the personal ones, granted private ones."""
+    clients = sorted(server.roster)
+    trees = [server.personal_of(c) for c in clients]
+    model = server.shared | weighted_mean(trees, Uniform()(server, list(server.roster.values())))
+    private = server.keys(Scope.PRIVATE)
+    if not private:
+        return model
+    if server.scenario.newcomer == "refuse":
+        return None
+    if server.scenario.newcomer == "initial":
+        return model | tree.pick(server.initial, private)
+    donated = exchange(server, transport, "donate", clients, observer)
+    return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))
+
+
+def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
+    """The model on every training domain, and on the unseen one as it is and adapted."""
+    wanted = server.scenario.protocols
+    load(server.net, model)
+    seen = {s: count_domains(server, federation.domains, s) for s in ("val", "test")}
+    out: Scored = {"global": seen}
+    if federation.unseen is not None and any(p.startswith("unseen") for p in wanted):
+        name = str(server.scenario.unseen)
+        target = {name: federation.unseen}
+        plain = {"val": seen["val"], "test": count_domains(server, target, "test")}
+        adapted = plain
+        if any(type(p).adapt is not Part.adapt for p in server.method.parts):
+            adapt(server, federation.unseen.train.unlabelled())
+            adapted = {"val": seen["val"], "test": count_domains(server, target, "test")}
+        out |= {"unseen": plain, "unseen-adapted": adapted}
+    return out
+
+
+def adapt(server: Server, unlabelled: Samples) -> None:
+    """Let every part fit ``server.net``, in place, to a new site's inputs."""
+    with seeds.fork(server.seed, server.round, "adapt"):
+        for part in server.method.parts:
+            part.adapt(server.net, unlabelled)
+
+
+def count_domains(server: Server, domains: Mapping[str, Splits], split: str) -> Metrics:
+    """What ``server.net`` gets right in each domain."""
+    server.net.eval()
+    predict = partial(server.method.predict, server.net, client=None)
+    counts = []
+    for name, splits in domains.items():
+        samples: Samples = getattr(splits, split)
+        counts.append(Count(name, name, **score(predict, samples), weight=len(samples)))
+    return Metrics.of(counts)

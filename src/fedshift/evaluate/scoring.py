@@ -1,0 +1,23 @@
+"""Right answers of a model on samples: deterministic, in large batches, without gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedshift.data.samples import Samples
+
+
+@torch.inference_mode()
+def score(predict: Callable[[Tensor], Tensor], samples: Samples) -> dict[str, float]:
+    """Counts that add up over sites: right answers, samples, summed loss."""
+    right = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    for x, y in samples.chunks():
+        logits = predict(x)  # (B, K)
+        right += (logits.argmax(1) == y).sum()
+        loss += F.cross_entropy(logits, y, reduction="sum")
+    return {"right": float(right), "count": float(len(samples)), "loss": float(loss)}

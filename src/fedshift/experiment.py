@@ -1,0 +1,283 @@
+"""From words to results: one run, and many side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedshift import seeds
+from fedshift.check import check_data, check_needs
+from fedshift.client import Worker
+from fedshift.data.federation import Federation, federate
+from fedshift.data.samples import Samples
+from fedshift.errors import RunError, UnknownNameError
+from fedshift.evaluate.protocols import evaluate
+from fedshift.message import Update
+from fedshift.method import Method
+from fedshift.net import Net
+from fedshift.registry import BACKBONES, SCENARIOS
+from fedshift.results import RunResult, summarise
+from fedshift.runs.config import RunConfig, configure
+from fedshift.runs.record import Record, Row, read_config, read_lines, read_summary
+from fedshift.scenario import Scenario
+from fedshift.server import Server, Transport, enrol, open_server, play_round
+from fedshift.transports import TRANSPORTS
+
+
+class Listener:
+    """Hears what a run does; the default is silent."""
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """Before the first round that is played."""
+
+    def replied(self, update: Update) -> None:
+        """A client has answered."""
+
+    def round_done(self, row: Row) -> None:
+        """A round is on disk."""
+
+    def finished(self, result: RunResult) -> None:
+        """The summary is on disk."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: faster for small nets, and the same sums on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def find_scenario(name: str | Scenario, **changes: Any) -> Scenario:
+    """A scenario by name, with other values where given (None leaves a value alone)."""
+    base = SCENARIOS.get(name).build() if isinstance(name, str) else name
+    return base.change(**{k: v for k, v in changes.items() if v is not None})
+
+
+def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
+    """The backbone extended by the method's parts: the same weights wherever it is built."""
+    place = config.scenario
+    backbone = BACKBONES.get(place.backbone)
+    for option in place.backbone_options:
+        if option not in backbone.options:
+            raise UnknownNameError(
+                f"option of backbone {backbone.name!r}", option, backbone.options
+            )
+    classes = len(federation.classes)
+    with seeds.fork(config.seed, "init"):
+        net = backbone.build(federation.shape, classes, **place.backbone_options)
+    for part in method.parts:
+        with seeds.fork(config.seed, "build", part.name):
+            part.build(net)
+    return in_layout(net)
+
+
+def in_layout(net: Net) -> Net:
+    """Conv nets in channels-last memory, in place: 1.3 to 1.5 times faster on one thread."""
+    for parameter in net.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return net
+
+
+def granted(federation: Federation, place: Scenario) -> dict[str, Samples]:
+    """Data that the scenario lets the server see."""
+    if "server_unlabelled" in place.grants and federation.unseen is not None:
+        return {"server_unlabelled": federation.unseen.train.unlabelled()}
+    return {}
+
+
+def run(  # noqa: PLR0913  the whole of a run, by keyword
+    method: str | Method,
+    scenario: str | Scenario = "digits",
+    *,
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
+    without: Sequence[str] = (),
+    out: Path | str | None = None,
+    resume: bool = False,
+    transport: str = "inprocess",
+    listener: Listener | None = None,
+    **changes: Any,
+) -> RunResult:
+    """Train one method in one scenario and score it.
+
+    Args:
+        method: an expression such as ``"fedavg + mixup"``, or a :class:`Method`.
+        scenario: a scenario's name, or a :class:`Scenario`.
+        seed: of initialisation, partition, cohorts and batches.
+        settings: hyper-parameters of the method, ``{"mu": 0.1}``.
+        without: parts to leave out.
+        out: the run directory; None keeps everything in memory.
+        resume: continue an unfinished run in ``out``.
+        transport: ``inprocess`` or ``wire``.
+        listener: hears of progress.
+        **changes: other values of the scenario, ``rounds=10, lr=0.1``.
+    """
+    config, whole = configure(
+        method,
+        find_scenario(scenario, **changes),
+        seed=seed,
+        settings=settings,
+        without=tuple(without),
+    )
+    path = Path(out) if out is not None else None
+    return execute(config, whole, path, Options(resume, transport, listener or Listener()))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is played; none of it moves a number."""
+
+    resume: bool = False
+    transport: str = "inprocess"
+    listener: Listener = field(default_factory=Listener)
+
+
+def execute(
+    config: RunConfig, method: Method, path: Path | None, options: Options | None = None
+) -> RunResult:
+    """Play a configured run; what is already finished in ``path`` is read, not played again."""
+    options = options or Options()
+    if options.transport not in TRANSPORTS:
+        raise UnknownNameError("transport", options.transport, TRANSPORTS)
+    if path is not None and (done := finished(config, path, resume=options.resume)):
+        return done
+    with one_thread():
+        session = prepare(config, method, path, options)
+        try:
+            return play(session)
+        finally:
+            session.transport.close()
+
+
+@dataclass
+class Session:
+    """A run under way: both sides, the mail between them, and its record."""
+
+    server: Server
+    transport: Transport
+    federation: Federation
+    record: Record
+    listener: Listener
+
+    def advance(self) -> Row:
+        """Play and commit one round; evaluates when the scenario says so."""
+        server, place = self.server, self.server.scenario
+        began = time.perf_counter()
+        updates = play_round(server, self.transport, self.record)
+        row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        row["seconds"] = time.perf_counter() - began
+        if server.round % place.evaluate_every == 0 or server.round == place.rounds:
+            scored = evaluate(server, self.transport, self.federation, self.record)
+            row["scores"] = {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
+            keep_best(server, self.record, row)
+        row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
+        self.record.commit(server, row)
+        return row
+
+
+def prepare(
+    config: RunConfig, method: Method, path: Path | None = None, options: Options | None = None
+) -> Session:
+    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment."""
+    options = options or Options()
+    place = config.scenario
+    federation = federate(place, config.seed)
+    check_needs(method, place, len(federation.sites))
+    net, twin = (build_net(config, method, federation) for _ in range(2))
+    check_data(federation, place, net)
+    record = Record(config, path, options.listener.replied)
+    record.create()
+    server = open_server(method, place, config.seed, net, granted(federation, place))
+    worker = Worker(method, place, config.seed, twin, federation.sites, record.store, config.label)
+    transport = TRANSPORTS[options.transport](worker)
+    if not record.restore(server):
+        enrol(server, transport, federation.sites, record)
+    return Session(server, transport, federation, record, options.listener)
+
+
+def play(session: Session) -> RunResult:
+    """Rounds until the last, each committed before the next, then the summary."""
+    server, record, listener = session.server, session.record, session.listener
+    config = record.config
+    listener.started(config, len(server.roster), server.round + 1)
+    while server.round < config.scenario.rounds:
+        listener.round_done(session.advance())
+    summary = summarise(config, record.metrics, **_facts(server, record))
+    record.finish(server, summary)
+    result = RunResult(config, record.metrics, summary, record.path)
+    listener.finished(result)
+    return result
+
+
+def _facts(server: Server, record: Record) -> Row:
+    """What a summary says beside the numbers."""
+    return {
+        "clients": len(server.roster),
+        "parameters": sum(p.numel() for p in server.net.parameters()),
+        "shares": {d.name: d.shares for d in server.method.declared if d.shares},
+        "bytes": {"train": record.traffic("train"), "total": record.traffic()},
+        "seconds": sum(row["seconds"] for row in record.metrics),
+    }
+
+
+def keep_best(server: Server, record: Record, row: Row) -> None:
+    """Keep the model if no earlier round validates better under the first protocol."""
+    scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
+    name = next(iter(row["scores"]), None)
+    if name is None:
+        return
+    earlier = [scores(r) for r in record.metrics if r.get("scores")]
+    if not earlier or scores(row) > max(earlier):
+        record.keep_best(server.shared, server.round)
+
+
+def mean_losses(updates: Sequence[Update]) -> dict[str, float]:
+    """Each loss term averaged over the clients that have it."""
+    names = dict.fromkeys(name for u in updates for name in u.metrics)
+    return {
+        name: sum(values) / len(values)
+        for name in names
+        if (values := [u.metrics[name] for u in updates if name in u.metrics])
+    }
+
+
+def finished(config: RunConfig, path: Path, *, resume: bool) -> RunResult | None:
+    """The result in ``path`` if that run is done; an error if the folder holds something else."""
+    if not path.exists() or not any(path.iterdir()):
+        return None
+    if not (path / "config.json").exists():
+        raise RunError(f"{path} is not empty and holds no run; choose another --out")
+    held = read_config(path)
+    if held.fingerprint != config.fingerprint:
+        raise RunError(f"{path} holds another run, {held.name}; choose another --out")
+    if summary := read_summary(path):
+        return RunResult(held, read_lines(path / "metrics.jsonl"), summary, path)
+    if not resume:
+        rows = read_lines(path / "metrics.jsonl")
+        raise RunError(
+            f"{path} holds this run, unfinished after round {rows[-1]['round'] if rows else 0} of "
+            f"{config.scenario.rounds}; add --resume to continue it"
+        )
+    return None
+
+
+def load_result(path: Path) -> RunResult:
+    """A finished run from its directory."""
+    config = read_config(path)
+    summary = read_summary(path)
+    if summary is None:
+        raise RunError(
+            f"{path} is not finished; continue it with fedshift run --resume --out {path}"
+        )
+    return RunResult(config, read_lines(path / "metrics.jsonl"), summary, path)

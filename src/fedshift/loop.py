@@ -1,0 +1,196 @@
+"""THE training loop: clients, server phases and label-free adaptation all run through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from fedshift.errors import DivergedError
+from fedshift.net import Net, OncePerBatch, Output
+from fedshift.tree import Tree
+
+
+@dataclass(slots=True)
+class Batch:
+    """Inputs and targets of one step; every player of the step sees the same one."""
+
+    x: Tensor  # (B, *shape)
+    y: Tensor  # (B,) class indices, or (B, K) probabilities
+    index: int = 0  # number of the batch within the visit
+    memo: dict[str, Any] = field(default_factory=dict)  # what players and parts share on this batch
+
+    def replace(self, **changes: Any) -> Batch:
+        """A copy with other fields."""
+        return replace(self, **changes)
+
+
+@dataclass(slots=True)
+class Step:
+    """One player's turn on one batch."""
+
+    batch: Batch
+    out: Output
+    player: str
+
+    @property
+    def y(self) -> Tensor:
+        """Targets of the batch."""
+        return self.batch.y
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How parameters are stepped: the scenario's choice, the same for every method."""
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser; fused kernels, one call per step however many tensors there are."""
+        shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
+        if self.kind == "sgd":
+            return torch.optim.SGD(parameters, momentum=self.momentum, **shared)
+        if self.kind == "adam":
+            return torch.optim.Adam(parameters, **shared)
+        return torch.optim.AdamW(parameters, **shared)
+
+
+@dataclass
+class Turn:
+    """A player made concrete: what it computes on a batch and which parameters it moves."""
+
+    name: str
+    parameters: list[tuple[str, nn.Parameter]]
+    forward: Callable[[Batch], Output]
+    objective: Callable[[Step], Mapping[str, Tensor]]
+    optimisation: Optimisation
+    correct: Callable[[Step], None] | None = None
+    alone: bool = True  # the only one who moves anything: a plain backward is enough
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimiser = self.optimisation.build([p for _, p in self.parameters])
+
+    def play(self, batch: Batch, log: Log) -> None:
+        """Forward, backward, correct, clip, step."""
+        step = Step(batch, self.forward(batch), self.name)
+        terms = self.objective(step)
+        moved = [p for _, p in self.parameters]
+        self.optimiser.zero_grad(set_to_none=True)
+        total = (
+            torch.stack(list(terms.values())).sum()
+            if len(terms) > 1
+            else next(iter(terms.values()))
+        )
+        torch.autograd.backward(total, inputs=None if self.alone else moved)
+        if self.correct is not None:
+            self.correct(step)
+        if self.optimisation.clip is not None:
+            clip_grad_norm_(moved, self.optimisation.clip)
+        self.optimiser.step()
+        self.steps += 1
+        log.add(batch.index, terms)
+
+
+class Log:
+    """Loss terms by name, kept as tensors: one synchronisation per visit, not one per step."""
+
+    def __init__(self) -> None:
+        self.terms: dict[str, list[tuple[int, Tensor]]] = {}
+
+    def add(self, step: int, terms: Mapping[str, Tensor]) -> None:
+        """Note one player's terms at one step."""
+        for name, value in terms.items():
+            self.terms.setdefault(name, []).append((step, value.detach()))
+
+    def means(self, where: str) -> dict[str, float]:
+        """Mean of each term; the first term that is not finite stops the run and is named."""
+        out = {}
+        for name, rows in self.terms.items():
+            values = torch.stack([value for _, value in rows])  # (steps,)
+            if not bool(values.isfinite().all()):
+                step = rows[int((~values.isfinite()).nonzero()[0])][0]
+                raise DivergedError(
+                    f"{where}, step {step}: loss term {name!r} is "
+                    f"{float(values[~values.isfinite()][0])}; lower lr, or set clip"
+                )
+            out[name] = float(values.mean())
+        return out
+
+
+def descend(net: Net, batches: Iterable[Batch], turns: Sequence[Turn], log: Log) -> None:
+    """Offer each batch to each player in turn. The one place where weights are trained.
+
+    Trains ``net`` (and whatever else the players own) in place and leaves it in train mode.
+    Parameters that nobody moves get no gradient; BatchNorm statistics move once per batch.
+    """
+    moving = {id(p) for turn in turns for _, p in turn.parameters}
+    idle = [p for p in net.parameters() if p.requires_grad and id(p) not in moving]
+    for turn in turns:
+        turn.alone = len(turns) == 1
+    net.train()
+    for parameter in idle:
+        parameter.requires_grad_(False)
+    try:
+        with OncePerBatch(net) as once:
+            for batch in batches:
+                once.next_batch()
+                for turn in turns:
+                    turn.play(batch, log)
+    finally:
+        for parameter in idle:
+            parameter.requires_grad_(True)
+
+
+def rows_of_epoch(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Shuffled index batches; a trailing single row joins the batch before it.
+
+    BatchNorm cannot normalise one vector, and dropping the row would waste a labelled example.
+    """
+    chunks = list(torch.randperm(n, generator=generator).split(size))
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        last = chunks.pop()
+        chunks[-1] = torch.cat([chunks[-1], last])
+    return chunks
+
+
+def shuffled_rows(
+    n: int, size: int, generator: torch.Generator, *, epochs: int | None, steps: int | None
+) -> Iterator[Tensor]:
+    """Index batches for a number of epochs or, if ``steps`` is given, of steps."""
+    taken = 0
+    epoch = 0
+    while (epoch < (epochs or 1)) if steps is None else (taken < steps):
+        for rows in rows_of_epoch(n, size, generator):
+            if steps is not None and taken >= steps:
+                return
+            yield rows
+            taken += 1
+        epoch += 1
+
+
+def optimiser_state(turn: Turn) -> Tree:
+    """The optimiser's tensors, "player/parameter/key", for scenarios that keep them over rounds."""
+    out: Tree = {}
+    for name, parameter in turn.parameters:
+        for key, value in turn.optimiser.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                out[f"{turn.name}/{name}/{key}"] = value.detach().clone()
+    return out
+
+
+def restore_optimiser(turn: Turn, state: Mapping[str, Tensor]) -> None:
+    """Put kept tensors back, in place; players and parameters without any start afresh."""
+    for name, parameter in turn.parameters:
+        head = f"{turn.name}/{name}/"
+        kept = {k[len(head) :]: v.clone() for k, v in state.items() if k.startswith(head)}
+        if kept:
+            turn.optimiser.state[parameter].update(kept)

@@ -1,0 +1,75 @@
+"""Everything that travels between server and client, and what it weighs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+from fedshift import tree
+from fedshift.tree import Tree
+
+Scalar = bool | int | float | str
+Task = Literal["enrol", "train", "statistics", "score", "donate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Named sections of tensors plus scalars; flat, so that any transport can carry it."""
+
+    client: str
+    task: Task
+    round: int
+    shared: Tree = field(default_factory=dict)  # entries every client has in common
+    personal: Tree = field(default_factory=dict)  # this client's own entries, known to the server
+    payload: Tree = field(default_factory=dict)  # "part/key"
+    SECTIONS: ClassVar[tuple[str, ...]] = ("shared", "personal", "payload")
+
+    def scalars(self) -> dict[str, Any]:
+        """All fields that are not tensors."""
+        names = [f.name for f in dataclasses.fields(self) if f.name not in self.SECTIONS]
+        return {n: getattr(self, n) for n in names}
+
+    def weigh(self) -> dict[str, int]:
+        """Bytes by kind: one entry per section, payload split by part."""
+        out = {"scalars": len(json.dumps(self.scalars())), "shared": tree.nbytes(self.shared)}
+        out["personal"] = tree.nbytes(self.personal)
+        for key, value in self.payload.items():
+            kind = f"payload/{key.split('/')[0]}"
+            out[kind] = out.get(kind, 0) + value.numel() * value.element_size()
+        return {kind: size for kind, size in out.items() if size}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors and scalars together."""
+        return sum(self.weigh().values())
+
+    def to_bytes(self) -> bytes:
+        """The whole message as one safetensors blob."""
+        sections = (tree.prefixed(s, getattr(self, s)) for s in self.SECTIONS)
+        return tree.to_bytes(tree.merge(sections), self.scalars())
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        """Inverse of :meth:`to_bytes`."""
+        tensors, scalars = tree.from_bytes(blob)
+        sections: dict[str, Any] = {s: tree.under(s, tensors) for s in cls.SECTIONS}
+        return cls(**scalars, **sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(Message):
+    """Server to one client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Message):
+    """One client to the server."""
+
+    examples: int = 0
+    steps: int = 0  # optimiser steps of the base player
+    facts: dict[str, Scalar] = field(default_factory=dict)  # enrolment: domain and the like
+    metrics: dict[str, float] = field(
+        default_factory=dict
+    )  # losses by name, counts of right answers

@@ -1,0 +1,71 @@
+"""Ditto: a second, personal model tied to the shared one (Li et al., ICML 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.loop import Batch, Step
+from fedshift.method import Method, Named, Part, Phase, Player
+from fedshift.net import Net, Output, call
+from fedshift.registry import register
+from fedshift.tree import Tree
+
+
+@dataclass(frozen=True)
+class PersonalModel(Part):
+    """v_k minimises F_k(v) + lam/2 |v - w|^2 on the same batches as the shared w, and is scored.
+
+    v_k starts at the first received w, has BatchNorm statistics of its own, and stays in the
+    client's state. The anchor w is the received model.
+    """
+
+    lam: float = setting(0.1, "pull of the personal model to the shared one", low=0.0)
+
+    def begin(self, client: Client) -> None:
+        """Wake the branch as trainable leaves."""
+        branch = client.state[self.name] or client.received
+        trained = {k for k, _ in client.net.named_parameters()}
+        client.state[self.name] = {
+            k: nn.Parameter(v.clone()) if k in trained else v.clone() for k, v in branch.items()
+        }
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Both solvers move on each batch, the shared one first."""
+        return (Phase((Player(), Player(self.name, self.branch, self.forward, self.objective))),)
+
+    def branch(self, client: Client) -> Named:
+        """Parameters of v_k."""
+        return ((k, v) for k, v in client.state[self.name].items() if isinstance(v, nn.Parameter))
+
+    def forward(self, client: Client, batch: Batch) -> Output:
+        """The net with v_k in place of its own entries."""
+        return call(client.net, client.state[self.name], batch.x)
+
+    def objective(self, client: Client, step: Step) -> dict[str, Tensor]:
+        """F_k(v) + lam/2 |v - w|^2."""
+        gaps = [(v - client.received[k]).square().sum() for k, v in self.branch(client)]
+        pull = 0.5 * self.lam * torch.stack(gaps).sum()
+        return {f"{self.name}/task": F.cross_entropy(step.out.logits, step.y), self.name: pull}
+
+    def finish(self, client: Client) -> Tree:
+        """Put the branch to sleep; nothing of it travels."""
+        client.state[self.name] = {k: v.detach() for k, v in client.state[self.name].items()}
+        return {}
+
+    def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
+        """The personal model where there is one."""
+        branch = client.state[self.name] if client else {}
+        return call(net, branch, x).logits if branch else None
+
+
+@register("ditto", paper="Li et al., ICML 2021")
+def ditto() -> Method:
+    """FedAvg plus a personal model per client, pulled towards the shared one."""
+    return Method((PersonalModel(),))

@@ -1,0 +1,82 @@
+"""FedDyn: dynamic regularisation by local duals (Acar et al., ICLR 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from fedshift import tree
+from fedshift.aggregate import Mean, ServerOptimiser, Uniform
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.loop import Step
+from fedshift.method import Method, Part
+from fedshift.registry import register
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+@dataclass(frozen=True)
+class DynamicDual(Part):
+    """-<l_k, w> + alpha/2 |w - theta|^2, then l_k <- l_k - alpha (theta_k - theta).
+
+    l_k stays in the client's state and starts at zero. Gradients are clipped here because the
+    duals integrate every outlier; released codes do the same.
+    """
+
+    alpha: float = setting(0.1, "weight of dual and pull", low=0.0)
+    clip: float | None = setting(10.0, "gradient norm, None for no limit", low=0.0)
+    optimisers = frozenset({"sgd"})
+
+    def begin(self, client: Client) -> None:
+        """l_k = 0 before the first visit."""
+        if not client.state[self.name]:
+            client.state[self.name] = {k: torch.zeros_like(x) for k, _, x in client.anchors()}
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """The two terms of the local objective."""
+        dual = client.state[self.name]
+        terms = [
+            0.5 * self.alpha * (w - theta).square().sum() - (dual[k] * w).sum()
+            for k, w, theta in client.anchors()
+        ]
+        return torch.stack(terms).sum() if terms else None
+
+    def correct(self, client: Client, step: Step) -> None:
+        """Limit the gradient's norm."""
+        if self.clip is not None:
+            clip_grad_norm_(client.net.parameters(), self.clip)
+
+    def finish(self, client: Client) -> Tree:
+        """Move the dual; nothing but the model travels."""
+        dual = client.state[self.name]
+        client.state[self.name] = {
+            k: dual[k] - self.alpha * (w.detach() - theta) for k, w, theta in client.anchors()
+        }
+        return {}
+
+
+@dataclass(frozen=True)
+class Dual(ServerOptimiser):
+    """h <- h - alpha/N sum_S (theta_k - theta); theta <- mean_S theta_k - h / alpha.
+
+    Keeps s = -h / alpha, the accumulated drift, so that alpha cancels: s <- s + |S|/N (mean -
+    theta); theta <- mean + s. Holds for the uniform mean.
+    """
+
+    def __call__(self, server: Server, combined: Tree) -> Tree:
+        """``combined`` is the mean over the participants."""
+        share = server.participants / len(server.roster)
+        old = server.state[self.name] or tree.zeros_like(combined)
+        drift = {k: old[k] + share * (mean - server.shared[k]) for k, mean in combined.items()}
+        server.state[self.name] = drift
+        return tree.add(combined, drift)
+
+
+@register("feddyn", paper="Acar et al., ICLR 2021")
+def feddyn() -> Method:
+    """Local duals and a server dual, so that local and global optima agree."""
+    return Method((DynamicDual(),), Mean(Uniform(), Dual()))

@@ -1,0 +1,49 @@
+"""FedNova: clients that take more steps do not count more (Wang et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift import tree
+from fedshift.aggregate import Aggregator
+from fedshift.aggregate.rules import weighted_mean
+from fedshift.message import Update
+from fedshift.method import Method
+from fedshift.registry import register
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+def effective_steps(steps: Tensor, momentum: float) -> Tensor:
+    """tau_k, the norm of the step coefficients: [s - m (1 - m^s) / (1 - m)] / (1 - m).
+
+    ``steps`` (n,) float64; without momentum the steps themselves.
+    """
+    m = momentum
+    return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
+@dataclass(frozen=True)
+class NormalisedMean(Aggregator):
+    """theta + tau_eff sum_k p_k (theta_k - theta) / tau_k, tau_eff = sum_k p_k tau_k (Eq. 6)."""
+
+    optimisers = frozenset({"sgd", "momentum"})
+
+    def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
+        """As one mean of the client models and the old one, whose coefficients sum to one."""
+        steps = torch.tensor([u.steps for u in updates], dtype=torch.float64)
+        tau = effective_steps(steps, server.scenario.momentum)  # (n,)
+        share = weights * (weights * tau).sum() / tau  # (n,)
+        models = [tree.pick(u.shared, server.parameters) for u in updates]
+        old = tree.pick(server.shared, server.parameters)
+        return weighted_mean([*models, old], torch.cat([share, (1 - share.sum())[None]]))
+
+
+@register("fednova", paper="Wang et al., NeurIPS 2020")
+def fednova() -> Method:
+    """Mean of updates normalised by the local steps that made them."""
+    return Method(aggregate=NormalisedMean())

@@ -1,0 +1,114 @@
+"""FedAvgM, FedAdagrad, FedAdam, FedYogi: optimisers at the server (Reddi et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedshift.aggregate import Mean, ServerOptimiser
+from fedshift.declare import setting
+from fedshift.method import Method
+from fedshift.registry import register
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+@dataclass(frozen=True)
+class Momentum(ServerOptimiser):
+    """v <- beta v + Delta; theta <- theta + lr v (Hsu et al., 2019), Delta the mean update."""
+
+    lr: float = setting(1.0, "server learning rate", low=0.0)
+    beta: float = setting(0.9, "momentum", low=0.0, high=1.0)
+
+    def __call__(self, server: Server, combined: Tree) -> Tree:
+        """At beta = 0 and lr = 1 the mean itself, to the bit."""
+        old = server.state[self.name]
+        if self.beta == 0.0 and self.lr == 1.0:
+            return combined
+        delta = {k: v - server.shared[k] for k, v in combined.items()}
+        new = {k: d + self.beta * old[k] if old else d for k, d in delta.items()}
+        server.state[self.name] = new
+        return {k: server.shared[k] + self.lr * v for k, v in new.items()}
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerOptimiser):
+    """m <- b1 m + (1 - b1) Delta; theta <- theta + lr m / (sqrt(v) + tau), Algorithm 2.
+
+    The second moment is the subclass's; it starts at tau^2 as the paper's initialisation asks,
+    and there is no bias correction.
+    """
+
+    lr: float = setting(0.01, "server learning rate", low=0.0)
+    b1: float = setting(0.9, "decay of the first moment", low=0.0, high=1.0)
+    b2: float = setting(0.99, "decay of the second moment", low=0.0, high=1.0)
+    tau: float = setting(1e-3, "degree of adaptivity", low=0.0)
+
+    def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Next v from the last one and Delta."""
+        raise NotImplementedError
+
+    def __call__(self, server: Server, combined: Tree) -> Tree:
+        """Lines 10 to 15."""
+        old = server.state[self.name]
+        state: Tree = {}
+        out: Tree = {}
+        for k, mean in combined.items():
+            theta = server.shared[k]
+            delta = mean - theta
+            m = self.b1 * old.get(f"m/{k}", torch.zeros_like(theta)) + (1 - self.b1) * delta
+            v = self.second_moment(old.get(f"v/{k}", torch.full_like(theta, self.tau**2)), delta)
+            out[k] = theta + self.lr * m / (v.sqrt() + self.tau)
+            state |= {f"m/{k}": m, f"v/{k}": v}
+        server.state[self.name] = state
+        return out
+
+
+class Adagrad(Adaptive):
+    """v + Delta^2."""
+
+    def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Sum of squares."""
+        return v + delta.square()
+
+
+class Adam(Adaptive):
+    """b2 v + (1 - b2) Delta^2."""
+
+    def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Moving average of squares."""
+        return self.b2 * v + (1 - self.b2) * delta.square()
+
+
+class Yogi(Adaptive):
+    """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
+
+    def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Additive, so that v shrinks slowly."""
+        square = delta.square()
+        return v - (1 - self.b2) * square * (v - square).sign()
+
+
+@register("fedavgm", paper="Hsu et al., 2019")
+def fedavgm() -> Method:
+    """FedAvg with momentum at the server."""
+    return Method(aggregate=Mean(optimiser=Momentum()))
+
+
+@register("fedadagrad", paper="Reddi et al., ICLR 2021")
+def fedadagrad() -> Method:
+    """FedAvg with Adagrad at the server."""
+    return Method(aggregate=Mean(optimiser=Adagrad()))
+
+
+@register("fedadam", paper="Reddi et al., ICLR 2021")
+def fedadam() -> Method:
+    """FedAvg with Adam at the server."""
+    return Method(aggregate=Mean(optimiser=Adam()))
+
+
+@register("fedyogi", paper="Reddi et al., ICLR 2021")
+def fedyogi() -> Method:
+    """FedAvg with Yogi at the server."""
+    return Method(aggregate=Mean(optimiser=Yogi()))

@@ -1,0 +1,23 @@
+"""FedPer: the head stays at home (Arivazhagan et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedshift.method import Method, Part
+from fedshift.net import Net, Scope, head_keys
+from fedshift.registry import register
+
+
+class PrivateHead(Part):
+    """Every entry of the head is private."""
+
+    def scope(self, net: Net) -> Mapping[str, Scope]:
+        """The head."""
+        return dict.fromkeys(head_keys(net), Scope.PRIVATE)
+
+
+@register("fedper", paper="Arivazhagan et al., 2019")
+def fedper() -> Method:
+    """Shared body, private head, trained together."""
+    return Method((PrivateHead(),))

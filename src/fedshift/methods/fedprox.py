@@ -1,0 +1,35 @@
+"""FedProx: stay near the model that the server sent (Li et al., MLSys 2020, Eq. 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.loop import Step
+from fedshift.method import Method, Part
+from fedshift.registry import register
+
+
+@dataclass(frozen=True)
+class Proximal(Part):
+    """mu/2 * |w - w_t|^2 over the parameters that the server sent, from the first step on.
+
+    Some released codes use the unsquared norm or a hidden factor 0.01; this is Eq. 2.
+    """
+
+    mu: float = setting(0.01, "weight of the pull", low=0.0)
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """d/dw = mu (w - w_t)."""
+        gaps = [(p - w_t).square().sum() for _, p, w_t in client.anchors()]
+        return 0.5 * self.mu * torch.stack(gaps).sum() if gaps else None
+
+
+@register("fedprox", paper="Li et al., MLSys 2020")
+def fedprox() -> Method:
+    """FedAvg with a quadratic pull towards the received model."""
+    return Method((Proximal(),))

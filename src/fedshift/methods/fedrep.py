@@ -1,0 +1,45 @@
+"""FedRep: first the head alone, then the body alone (Collins et al., ICML 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.method import Method, Named, Part, Phase, Player
+from fedshift.methods.fedper import PrivateHead
+from fedshift.net import head_keys
+from fedshift.registry import register
+
+
+def head(client: Client) -> Named:
+    """Parameters of the head."""
+    keys = head_keys(client.net)
+    return ((k, p) for k, p in client.net.named_parameters() if k in keys)
+
+
+def body(client: Client) -> Named:
+    """All other parameters."""
+    keys = head_keys(client.net)
+    return ((k, p) for k, p in client.net.named_parameters() if k not in keys)
+
+
+@dataclass(frozen=True)
+class HeadThenBody(Part):
+    """``head_epochs`` on the head with the body frozen, then the budget on the body."""
+
+    head_epochs: int = setting(5, "epochs on the head; the paper uses 10 to 15", low=1)
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Algorithm 1, the two inner loops."""
+        return (
+            Phase((Player("head", head),), epochs=self.head_epochs),
+            Phase((Player("body", body),)),
+        )
+
+
+@register("fedrep", paper="Collins et al., ICML 2021")
+def fedrep() -> Method:
+    """Private head and shared body, trained one after the other."""
+    return Method((PrivateHead(), HeadThenBody()))

@@ -1,0 +1,61 @@
+"""GroupDRO in a federation: clients with a high loss count more (Sagawa et al., ICLR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.aggregate import Mean, Weighting
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.evaluate.scoring import score
+from fedshift.message import Update
+from fedshift.method import Method, Part
+from fedshift.registry import register
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+class LossProbe(Part):
+    """Sends the mean loss of the received model on the client's training samples: one scalar."""
+
+    shares = "training loss of the received model"
+
+    def probe(self, client: Client) -> Tree:
+        """l_k, before training."""
+        client.net.eval()
+        found = score(lambda x: client.net(x).logits, client.site.data.train)
+        return {"loss": torch.tensor(found["loss"] / found["count"], dtype=torch.float64)}
+
+
+@dataclass(frozen=True)
+class ExponentialWeights(Weighting):
+    """w_k <- w_k exp(eta l_k), normalised over the participants; starts uniform.
+
+    Kept at the server per client, and normalised over all clients after each round, so that
+    absent ones neither gain nor lose.
+    """
+
+    eta: float = setting(0.01, "step of the weights", low=0.0)
+
+    def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
+        """Weights (n,)."""
+        n = len(server.roster)
+        kept = server.state[self.name]
+        start = torch.full((), 1.0 / n, dtype=torch.float64)
+        all_ = {client: kept.get(client, start) for client in sorted(server.roster)}
+        for u in updates:
+            all_[u.client] = all_[u.client] * (self.eta * u.payload["loss-probe/loss"]).exp()
+        total = torch.stack(list(all_.values())).sum()
+        server.state[self.name] = {client: w / total for client, w in all_.items()}
+        w = torch.stack([server.state[self.name][u.client] for u in updates])
+        return w / w.sum()
+
+
+@register("groupdro", paper="Sagawa et al., ICLR 2020; as in FedDebias")
+def groupdro() -> Method:
+    """FedAvg with exponential weights on the clients' losses."""
+    return Method((LossProbe(),), Mean(ExponentialWeights()))

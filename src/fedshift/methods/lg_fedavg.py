@@ -1,0 +1,23 @@
+"""LG-FedAvg: local representations, global head (Liang et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedshift.method import Method, Part
+from fedshift.net import Net, Scope, head_keys
+from fedshift.registry import register
+
+
+class PrivateBody(Part):
+    """Everything below the head is private; from the common start, without a warm-up."""
+
+    def scope(self, net: Net) -> Mapping[str, Scope]:
+        """All but the head."""
+        return dict.fromkeys(net.state_dict().keys() - head_keys(net), Scope.PRIVATE)
+
+
+@register("lg-fedavg", paper="Liang et al., 2020")
+def lg_fedavg() -> Method:
+    """Private body, shared head: only the head travels."""
+    return Method((PrivateBody(),))

@@ -1,0 +1,37 @@
+"""Mixup: convex pairs within the client's batch (Zhang et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.loop import Batch
+from fedshift.method import Method, Part
+from fedshift.registry import register
+
+
+@dataclass(frozen=True)
+class Mixup(Part):
+    """x = l x_i + (1 - l) x_j with soft labels, l ~ Beta(alpha, alpha), one l per batch."""
+
+    alpha: float = setting(0.2, "shape of the Beta distribution", low=1e-6)
+
+    def batch(self, client: Client, batch: Batch) -> Batch:
+        """Mix the batch with a permutation of itself."""
+        generator = client.generator(self.name)
+        share = float(client.numpy(self.name).beta(self.alpha, self.alpha))
+        other = torch.randperm(len(batch.x), generator=generator)
+        y = batch.y if batch.y.dim() == 2 else F.one_hot(batch.y, client.classes).float()  # (B, K)
+        return batch.replace(
+            x=torch.lerp(batch.x[other], batch.x, share), y=torch.lerp(y[other], y, share)
+        )
+
+
+@register("mixup", paper="Zhang et al., ICLR 2018")
+def mixup() -> Method:
+    """FedAvg on mixed pairs of each client's own samples."""
+    return Method((Mixup(),))

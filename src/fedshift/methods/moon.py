@@ -1,0 +1,72 @@
+"""MOON: contrast with the received and the previous model (Li et al., CVPR 2021, Eq. 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.loop import Step
+from fedshift.method import Method, Part
+from fedshift.net import Neck, Net
+from fedshift.registry import register
+
+
+def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
+    """-log e^{s(z,z_glob)/tau} / (e^{s(z,z_glob)/tau} + e^{s(z,z_prev)/tau}), mean over (B, D)."""
+    near = F.cosine_similarity(z, z_glob) / tau  # (B,)
+    far = F.cosine_similarity(z, z_prev) / tau  # (B,)
+    return F.softplus(far - near).mean()
+
+
+@dataclass(frozen=True)
+class ModelContrast(Part):
+    """mu * contrast of features: near the received model's, far from the previous local one's.
+
+    Skipped in a client's first visit, when there is no previous model. Both references are
+    frozen and in eval mode.
+    """
+
+    mu: float = setting(1.0, "weight of the contrast", low=0.0)
+    tau: float = setting(0.5, "temperature", low=1e-6)
+    references = frozenset({"received", "previous"})
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """Eq. 3."""
+        glob = client.reference("received", step.batch)
+        prev = client.reference("previous", step.batch)
+        if glob is None or prev is None:
+            return None
+        return self.mu * model_contrast(step.out.features, glob.features, prev.features, self.tau)
+
+
+class TwoLayers(Neck):
+    """D -> D -> D with a ReLU between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Features (B, D) to features (B, D)."""
+        projected: Tensor = self.layers(torch.flatten(maps, 1))
+        return projected, {}
+
+
+class Projector(Part):
+    """The authors' projection between body and head; benchmarks on domain skew leave it out."""
+
+    def build(self, net: Net) -> None:
+        """After the last stage."""
+        width = net.shapes()["features"][0]
+        net.insert(self.name, TwoLayers(width), after=list(net.stages)[-1])
+
+
+@register("moon", paper="Li et al., CVPR 2021")
+def moon(projector: bool = False) -> Method:
+    """FedAvg with a contrast between local, received and previous features."""
+    return Method((*([Projector()] if projector else []), ModelContrast()))

@@ -1,0 +1,179 @@
+"""Methods, backbones and scenarios by name; a file in the right folder is enough to be found."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fedshift import seeds
+from fedshift.aggregate.rules import Mean
+from fedshift.data.samples import Domain
+from fedshift.declare import convert
+from fedshift.errors import ClashError, ConfigError, UnknownNameError
+from fedshift.method import Method, Part
+from fedshift.net import Net
+from fedshift.scenario import Scenario
+
+T = TypeVar("T")
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One registered builder and what a reader wants to know of it."""
+
+    name: str
+    build: Callable[..., T]
+    paper: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the builder's docstring."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    @property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """Options of the builder itself."""
+        return inspect.signature(self.build).parameters
+
+
+class Registry(Generic[T]):
+    """Builders of one kind: those of a package, of entry points and of FEDSHIFT_PLUGINS."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, *, paper: str = "") -> Callable[[Builder], Builder]:
+        """Make a builder available as ``name`` on the command line and to the contract suite."""
+
+        def keep(build: Builder) -> Builder:
+            old = self._entries.get(name)
+            if old and old.build.__module__ != build.__module__:
+                raise ClashError(
+                    f"{self.kind} {name!r} is registered by {old.build.__module__} and by "
+                    f"{build.__module__}; rename one"
+                )
+            self._entries[name] = Entry(name, build, paper)
+            return build
+
+        return keep
+
+    def entries(self) -> dict[str, Entry[T]]:
+        """Everything registered, by name, after all modules that may register were imported."""
+        package = importlib.import_module(self.package)
+        for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+            importlib.import_module(info.name)
+        for point in entry_points(group=self.package):
+            point.load()
+        for path in plugin_files():
+            import_file(path)
+        return dict(sorted(self._entries.items()))
+
+    def get(self, name: str) -> Entry[T]:
+        """The entry called ``name``, or an error with the nearest names."""
+        known = self.entries()
+        if name not in known:
+            raise UnknownNameError(self.kind, name, known)
+        return known[name]
+
+
+METHODS: Registry[Method] = Registry("method", "fedshift.methods")
+BACKBONES: Registry[Net] = Registry("backbone", "fedshift.backbones")
+SCENARIOS: Registry[Scenario] = Registry("scenario", "fedshift.scenarios")
+
+DATASETS: Registry[Mapping[str, Domain]] = Registry("dataset", "fedshift.data")
+
+register = METHODS.register
+register_backbone = BACKBONES.register
+register_scenario = SCENARIOS.register
+register_dataset = DATASETS.register
+
+
+def plugin_files() -> Iterator[Path]:
+    """Python files named by FEDSHIFT_PLUGINS, a list of files and folders."""
+    for item in filter(None, os.environ.get("FEDSHIFT_PLUGINS", "").split(os.pathsep)):
+        path = Path(item)
+        if not path.exists():
+            raise ConfigError(f"FEDSHIFT_PLUGINS names {item}, which does not exist")
+        yield from sorted(path.glob("*.py")) if path.is_dir() else [path]
+
+
+def import_file(path: Path) -> None:
+    """Import a plug-in file once per process."""
+    name = f"fedshift_plugin_{path.stem}_{seeds.derive(path.resolve()):x}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def parts() -> dict[str, type[Part]]:
+    """Every part that the registered methods' modules define, by name."""
+    METHODS.entries()
+    found: dict[str, type[Part]] = {}
+    open_ = [Part]
+    while open_:
+        for kind in open_.pop().__subclasses__():
+            open_.append(kind)
+            found[kind().name] = kind
+    return found
+
+
+def method(expression: str, **settings: Any) -> Method:
+    """A method from an expression such as ``"fedavg + mixup"`` and settings such as ``mu=0.1``.
+
+    The first name is a method; each further one is a method or a part. A setting goes to the
+    builder that has an option of that name, else to the part that has it.
+
+    >>> method("fedprox", mu=0.1).parts[0].mu
+    0.1
+    """
+    names = [name.strip() for name in expression.split("+")]
+    taken: set[str] = set()
+    whole = _build(METHODS.get(names[0]), settings, taken)
+    for name in names[1:]:
+        whole = _join(whole, _component(name, settings, taken), name)
+    for key, value in settings.items():
+        if key not in taken:
+            whole = whole.set(key, value)
+    return whole
+
+
+def _build(entry: Entry[Method], settings: Mapping[str, Any], taken: set[str]) -> Method:
+    own = {k: v for k, v in settings.items() if k in entry.options}
+    taken.update(own)
+    return entry.build(**{k: convert(k, v, entry.options[k].default) for k, v in own.items()})
+
+
+def _component(name: str, settings: Mapping[str, Any], taken: set[str]) -> Method:
+    """A method, or a single part as one."""
+    known, single = METHODS.entries(), parts()
+    if name in known:
+        return _build(known[name], settings, taken)
+    if name in single:
+        return Method((single[name](),))
+    raise UnknownNameError("method or part", name, [*known, *single])
+
+
+def _join(left: Method, right: Method, name: str) -> Method:
+    """Parts of both, and the one aggregator that is not the plain mean."""
+    own = [m.aggregate for m in (left, right) if m.aggregate != Mean()]
+    if len(own) > 1 and own[0] != own[1]:
+        raise ClashError(
+            f"{own[0].describe()['name']} and {own[1].describe()['name']} are both aggregators; "
+            f"{name!r} cannot be added, a method has one"
+        )
+    return Method(left.parts + right.parts, own[0] if own else Mean())

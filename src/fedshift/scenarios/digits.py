@@ -1,0 +1,36 @@
+"""The embedded scenario: four looks of digits to train on, a fifth kept unseen."""
+
+from __future__ import annotations
+
+from fedshift.registry import register_scenario
+from fedshift.scenario import Partition, Scenario
+
+
+@register_scenario("digits")
+def digits() -> Scenario:
+    """Eight sites, two per look (scan, photo, print, meter), few labels each; outline is unseen."""
+    return Scenario(
+        name="digits",
+        data="digits",
+        domains=("scan", "photo", "print", "meter"),
+        unseen="outline",
+        partition=Partition(clients_per_domain=2, samples_per_client=40),
+        rounds=40,
+        epochs=2,
+        batch_size=16,
+        lr=0.05,
+        protocols=("personal", "global", "unseen", "unseen-adapted"),
+        newcomer="mean",
+        evaluate_every=2,
+        grants=("client_val", "domain_ids", "server_unlabelled"),
+    )
+
+
+@register_scenario("digits-pooled")
+def digits_pooled() -> Scenario:
+    """The same images at one site: what a model could learn if pooling were allowed."""
+    return digits().change(
+        name="digits-pooled",
+        partition=Partition(kind="pooled", clients_per_domain=2, samples_per_client=40),
+        protocols=("global", "unseen"),
+    )

@@ -1,0 +1,151 @@
+"""The server's half: what a part sees there, and THE federated round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from fedshift import seeds, tree
+from fedshift.aggregate.rules import weighted_mean
+from fedshift.aggregate.weightings import WEIGHTINGS
+from fedshift.data.samples import Samples
+from fedshift.message import Broadcast, Task, Update
+from fedshift.method import Method
+from fedshift.net import Net, Scope, batch_norm_buffers
+from fedshift.scenario import Scenario
+from fedshift.tree import Tree
+
+
+class Transport(Protocol):
+    """Delivers mail to the sites and brings their replies back, in any order."""
+
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update]:
+        """One reply per message."""
+        ...
+
+    def close(self) -> None:
+        """Give back processes, sockets and memory."""
+        ...
+
+
+class Observer(Protocol):
+    """Watches what crosses the wire, in both directions."""
+
+    def sent(self, message: Broadcast) -> None:
+        """Server to client."""
+        ...
+
+    def received(self, update: Update) -> None:
+        """Client to server."""
+        ...
+
+
+@dataclass
+class Server:
+    """What a part may read and write at the server; ``shared`` is replaced, never edited."""
+
+    method: Method
+    scenario: Scenario
+    seed: int
+    net: Net  # scratch: load what you need before you use it
+    shared: Tree
+    initial: Tree  # every entry before round 1, private ones included
+    scopes: Mapping[str, Scope]
+    parameters: frozenset[str]  # shared entries that are trained; the others are buffers
+    personal: dict[str, Tree] = field(default_factory=dict)  # by client
+    state: defaultdict[str, Tree] = field(default_factory=lambda: defaultdict(dict))
+    roster: dict[str, Update] = field(default_factory=dict)  # enrolments by client
+    resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
+    round: int = 0
+    participants: int = 0  # updates of this round
+
+    def generator(self, part: str) -> torch.Generator:
+        """The generator of (seed, round, server, part)."""
+        return seeds.generator(self.seed, self.round, "server", part)
+
+    def keys(self, scope: Scope) -> set[str]:
+        """Entries that live in ``scope``."""
+        return {k for k, s in self.scopes.items() if s is scope}
+
+    def personal_of(self, client: str) -> Tree:
+        """Personal entries of a client; before its first visit the initial ones."""
+        return self.personal.get(client) or tree.pick(self.initial, self.keys(Scope.PERSONAL))
+
+    def mail(self, task: Task, client: str) -> Broadcast:
+        """What one client needs for a task: the current model, and payload if it is to train."""
+        if task in ("enrol", "donate"):
+            return Broadcast(client, task, self.round)
+        sent = self.method.gather(lambda part: part.send(self, client)) if task == "train" else {}
+        return Broadcast(client, task, self.round, self.shared, self.personal_of(client), sent)
+
+
+def open_server(
+    method: Method, scenario: Scenario, seed: int, net: Net, resources: dict[str, Samples]
+) -> Server:
+    """A server before round 0, around the net that every client starts from as well."""
+    scopes = method.scopes(net, bn_local=scenario.bn == "local")
+    initial = tree.clone(net.state_dict())
+    shared = {k: v for k, v in initial.items() if scopes[k] is Scope.SHARED}
+    trained = frozenset(k for k, _ in net.named_parameters()) & shared.keys()
+    return Server(
+        method, scenario, seed, net, shared, initial, scopes, trained, resources=resources
+    )
+
+
+def exchange(
+    server: Server, transport: Transport, task: Task, clients: Iterable[str], observer: Observer
+) -> list[Update]:
+    """Send one message to each client; replies sorted by client, so arrival never matters."""
+    mail = [server.mail(task, client) for client in clients]
+    for message in mail:
+        observer.sent(message)
+    updates = []
+    for update in transport.deliver(mail):
+        observer.received(update)
+        updates.append(update)
+    return sorted(updates, key=lambda u: u.client)
+
+
+def enrol(server: Server, transport: Transport, clients: Iterable[str], observer: Observer) -> None:
+    """Round 0: every client introduces itself once."""
+    enrolments = exchange(server, transport, "enrol", sorted(clients), observer)
+    for part in server.method.parts:
+        part.admit(server, enrolments)
+    server.roster = {
+        u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts)
+        for u in enrolments
+    }
+
+
+def play_round(server: Server, transport: Transport, observer: Observer) -> list[Update]:
+    """One round, the same for every method and every transport; the replies come back."""
+    server.round += 1
+    method, scenario = server.method, server.scenario
+    cohort = scenario.cohort(server.seed, server.round, list(server.roster))
+    updates = exchange(server, transport, "train", cohort, observer)
+    server.participants = len(updates)
+    with seeds.fork(server.seed, server.round, "server"):
+        for part in method.parts:
+            part.merge(server, updates)
+        server.shared = method.aggregate(server, updates)
+        server.personal |= method.personal(server, updates)
+        if scenario.bn == "recompute":
+            recompute_statistics(server, transport, cohort, observer)
+        for part in method.parts:
+            part.refine(server)
+    return updates
+
+
+def recompute_statistics(
+    server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
+) -> None:
+    """BatchNorm statistics of the aggregated model, averaged over the participants' estimates."""
+    if not batch_norm_buffers(server.net) & server.shared.keys():
+        return
+    updates = exchange(server, transport, "statistics", cohort, observer)
+    weights = WEIGHTINGS[server.scenario.weights](server, updates)
+    server.shared = server.shared | weighted_mean([u.shared for u in updates], weights)

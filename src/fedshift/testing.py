@@ -1,0 +1,283 @@
+"""The contract that every method keeps, as functions: ours, and those of other packages.
+
+``fedshift check METHOD`` runs them; so does pytest, over everything that is registered.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift import seeds, tree
+from fedshift.client import Client, Worker
+from fedshift.data.samples import Domain
+from fedshift.evaluate.protocols import evaluate
+from fedshift.experiment import Options, Session, one_thread, prepare
+from fedshift.loop import Step
+from fedshift.message import Broadcast, Message, Update
+from fedshift.method import Method, Part
+from fedshift.net import Scope
+from fedshift.registry import register_dataset
+from fedshift.runs.config import configure
+from fedshift.scenario import Partition, Scenario
+from fedshift.server import exchange
+from fedshift.transports.inprocess import InProcess
+from fedshift.tree import Tree
+
+Flat = dict[str, Tensor]
+
+
+@register_dataset("tiny")
+def tiny() -> dict[str, Domain]:
+    """Three looks of four noisy 8x8 patterns: dark, bright and tinted."""
+    rng = np.random.default_rng(seeds.derive("tiny"))
+    patterns = rng.integers(40, 180, (4, 8, 8, 3))
+    shifts = {"dark": (22, (0, 0, 0)), "bright": (13, (60, 60, 60)), "tinted": (12, (50, 0, 30))}
+    return {name: _noisy(rng, name, patterns, n, tint) for name, (n, tint) in shifts.items()}
+
+
+def _noisy(
+    rng: np.random.Generator, name: str, patterns: Any, train: int, tint: Sequence[int]
+) -> Domain:
+    y = np.arange(train + 28) % 4
+    x = (patterns[y] + np.array(tint) + rng.normal(0, 12, (len(y), 8, 8, 3))).clip(0, 255)
+    split = np.repeat(np.array([0, 1, 2], dtype=np.uint8), (train, 12, 16))
+    images, labels = torch.from_numpy(x.astype(np.uint8)), torch.from_numpy(y.astype(np.int64))
+    return Domain(name, images, labels, torch.from_numpy(split), ("a", "b", "c", "d"))
+
+
+def tiny_scenario(**changes: Any) -> Scenario:
+    """Four clients of unequal size in two domains, three rounds, under a second."""
+    base = Scenario(
+        name="tiny",
+        data="tiny",
+        domains=("dark", "bright"),
+        unseen="tinted",
+        partition=Partition(clients_per_domain=2),
+        backbone_options={"width": 4},
+        rounds=3,
+        epochs=2,
+        batch_size=4,
+        protocols=("personal", "global", "unseen", "unseen-adapted"),
+        grants=("client_val", "domain_ids", "server_unlabelled"),
+    )
+    return base.change(**changes)
+
+
+class Tapped(InProcess):
+    """Keeps every message, and visits the sites in an order of its own."""
+
+    def __init__(self, worker: Worker, *, backwards: bool = False) -> None:
+        super().__init__(worker)
+        self.backwards = backwards
+        self.seen: list[Message] = []
+
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+        """As in process."""
+        self.seen += mail
+        for reply in super().deliver(mail[::-1] if self.backwards else mail):
+            self.seen.append(reply)
+            yield reply
+
+
+def start(
+    method: str | Method, *, path: Path | None = None, seed: int = 0, **changes: Any
+) -> Session:
+    """A tiny run before round 1 (or after its last checkpoint)."""
+    config, whole = configure(method, tiny_scenario(**changes), seed=seed)
+    session = prepare(config, whole, path)
+    assert isinstance(session.transport, InProcess)
+    session.transport = Tapped(session.transport.worker)
+    return session
+
+
+def play(session: Session, rounds: int | None = None) -> Session:
+    """Further rounds, to the end by default."""
+    last = session.server.scenario.rounds
+    for _ in range(last - session.server.round if rounds is None else rounds):
+        session.advance()
+    return session
+
+
+def worker(session: Session) -> Worker:
+    """The worker behind a session in this process."""
+    assert isinstance(session.transport, InProcess)
+    return session.transport.worker
+
+
+def everything(session: Session) -> Flat:
+    """All tensors that a run leaves: shared, personal, server state, every client's state."""
+    server = session.server
+    groups: dict[str, Tree] = {"shared": server.shared}
+    groups |= {f"personal/{c}": t for c, t in server.personal.items()}
+    groups |= {f"server/{n}": t for n, t in server.state.items()}
+    for client in server.roster:
+        state = worker(session).store.load(client, before=server.round + 1)
+        groups |= {f"client/{client}/{n}": t for n, t in state.items()}
+    return tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
+
+
+def numbers(session: Session) -> list[dict[str, Any]]:
+    """Metrics of every round without the clock."""
+    return [{k: v for k, v in r.items() if "seconds" not in k} for r in session.record.metrics]
+
+
+def require_same(a: Session, b: Session, what: str) -> None:
+    """Both runs left the same tensors, bit for bit, and the same metrics."""
+    left, right = everything(a), everything(b)
+    odd = sorted(left.keys() ^ right.keys())
+    assert not odd, f"{what}: only one of them left {odd[:3]}"
+    for key, value in left.items():
+        assert torch.equal(value, right[key]), f"{what}: {key} differs"
+    assert numbers(a) == numbers(b), f"{what}: metrics differ"
+
+
+def finite_and_moving(method: str | Method) -> None:
+    """Every tensor stays finite, and training moves the model."""
+    session = play(start(method))
+    left = everything(session)
+    for key, value in left.items():
+        assert bool(value.isfinite().all()), f"{key} is not finite"
+    moved = [
+        not torch.equal(value, worker(session).initial[name])
+        for key, value in left.items()
+        if (name := key.rpartition("/")[2]) in worker(session).initial and value.is_floating_point()
+    ]
+    assert any(moved), "no entry of the net moved"
+    assert all(math.isfinite(v) for row in numbers(session) for v in row["losses"].values())
+
+
+def in_process_equals_bytes(method: str | Method) -> None:
+    """Mail as Python objects and mail through bytes give the same run."""
+    config, whole = configure(method, tiny_scenario())
+    here = play(start(method))
+    there = play(prepare(config, whole, None, Options(transport="wire")))
+    require_same(here, there, "in process and through bytes")
+
+
+def private_stays_private(method: str | Method) -> None:
+    """No private tensor is in any message, by name or by value."""
+    session = play(start(method))
+    site = worker(session)
+    private = site.keys(Scope.PRIVATE)
+    assert isinstance(session.transport, Tapped)
+    for message in session.transport.seen:
+        leaked = private & (message.shared.keys() | message.personal.keys())
+        assert not leaked, f"{message.task} carries {sorted(leaked)[:3]}"
+    loose = [m.personal | m.payload for m in session.transport.seen]
+    travelled = [tensor for entries in loose for tensor in entries.values()]
+    for client in session.server.roster:
+        for key, value in site.store.load(client, before=session.server.round + 1)["net"].items():
+            same = [t for t in travelled if t.shape == value.shape and value.numel() > 1]
+            assert not any(torch.equal(t, value) for t in same), f"{client}'s {key} travelled"
+
+
+def order_is_irrelevant(method: str | Method) -> None:
+    """Visiting the sites in another order changes nothing."""
+    forwards, backwards = start(method), start(method)
+    backwards.transport = Tapped(worker(backwards), backwards=True)
+    require_same(play(forwards), play(backwards), "forwards and backwards")
+
+
+def seed_decides(method: str | Method) -> None:
+    """The same seed gives the same bits, another seed other ones."""
+    first, second, other = play(start(method)), play(start(method)), play(start(method, seed=1))
+    require_same(first, second, "one seed, twice")
+    a, b = everything(first), everything(other)
+    assert any(not torch.equal(a[k], b[k]) for k in a.keys() & b.keys()), "the seed has no effect"
+
+
+def resumes_exactly(method: str | Method) -> None:
+    """A run killed after any round, or within one, and resumed equals the uninterrupted one."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = play(start(method, path=Path(folder) / "whole"))
+        for finished in range(whole.server.scenario.rounds):
+            path = Path(folder) / str(finished)
+            killed = play(start(method, path=path), finished)
+            killed.server.round += 1  # half a round: clients have written, nothing is committed
+            exchange(killed.server, killed.transport, "train", ["dark-0", "dark-1"], killed.record)
+            resumed = play(start(method, path=path))
+            require_same(whole, resumed, f"uninterrupted and killed after round {finished}")
+
+
+class Nosy(Part):
+    """Looks at everything a part may look at, as clumsily as it can."""
+
+    references = frozenset({"received", "initial"})
+
+    def probe(self, client: Client) -> Tree:
+        """Train-mode forward, random draws, weights overwritten: all of it must be undone."""
+        client.net.train()
+        x, _ = client.site.data.train.take(torch.arange(4))
+        client.net(x)
+        torch.rand(3)
+        client.generator("batches").seed()
+        with torch.no_grad():
+            for parameter in client.net.parameters():
+                parameter.zero_()
+        return {}
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """Run the frozen references."""
+        client.reference("received", step.batch)
+        client.reference("initial", step.batch)
+        return None
+
+
+def looking_leaves_no_trace(method: str | Method) -> None:
+    """Probes and frozen references change no bit of the run."""
+    _, whole = configure(method, tiny_scenario())
+    require_same(play(start(whole)), play(start(whole.plus(Nosy()))), "without and with a probe")
+
+
+def evaluation_leaves_no_trace(method: str | Method) -> None:
+    """Scoring is deterministic, and how often one scores changes no tensor."""
+    often, seldom = play(start(method)), play(start(method, evaluate_every=3))
+    a, b = everything(often), everything(seldom)
+    assert all(torch.equal(a[k], b[k]) for k in a), "scoring changed the run"
+    args = (often.server, often.transport, often.federation, often.record)
+    assert evaluate(*args) == evaluate(*args), "two evaluations differ"
+
+
+CONTRACT: tuple[Callable[[str | Method], None], ...] = (
+    finite_and_moving,
+    in_process_equals_bytes,
+    private_stays_private,
+    order_is_irrelevant,
+    seed_decides,
+    resumes_exactly,
+    looking_leaves_no_trace,
+    evaluation_leaves_no_trace,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One clause of the contract for one method."""
+
+    clause: str
+    promise: str
+    failure: str  # empty: kept
+
+
+def check_contract(method: str | Method) -> list[Verdict]:
+    """Every clause, each kept or broken with the reason."""
+    out = []
+    with one_thread():
+        for clause in CONTRACT:
+            promise = (clause.__doc__ or "").strip()
+            try:
+                clause(method)
+            except AssertionError as error:
+                out.append(Verdict(clause.__name__, promise, str(error) or "broken"))
+            else:
+                out.append(Verdict(clause.__name__, promise, ""))
+    return out

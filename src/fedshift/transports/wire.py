@@ -1,0 +1,18 @@
+"""For tests: every message goes through bytes, so a smuggled Python reference shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedshift.message import Broadcast, Update
+from fedshift.transports.inprocess import InProcess
+
+
+class Wire(InProcess):
+    """As in process, but mail and replies are serialised, and visited in reverse order."""
+
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+        """Replies made from bytes; a receiver must not depend on their order."""
+        for message in reversed(mail):
+            reply = self.worker.visit(Broadcast.from_bytes(message.to_bytes()))
+            yield Update.from_bytes(reply.to_bytes())

@@ -7,9 +7,11 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -132,40 +134,63 @@ def parts() -> dict[str, type[Part]]:
     return found
 
 
-def method(expression: str, **settings: Any) -> Method:
-    """A method from an expression such as ``"fedavg + mixup"`` and settings such as ``mu=0.1``.
+def build(expression: str, **settings: Any) -> Method:
+    """A method from words: ``"fedprox[mu=0.1]"``, ``"fedavg + mixup"``, ``"moon - projector"``.
 
-    The first name is a method; each further one is a method or a part. A setting goes to the
-    builder that has an option of that name, else to the part that has it.
+    The first name is a method; ``+`` adds a method or a part, ``-`` (between spaces) takes a part
+    away. ``settings`` are those of the first name.
 
-    >>> method("fedprox", mu=0.1).parts[0].mu
+    >>> build("fedprox", mu=0.1).parts[0].mu
     0.1
+    >>> [p.name for p in build("fedavg + mixup[alpha=0.4] + proximal").parts]
+    ['mixup', 'proximal']
     """
-    names = [name.strip() for name in expression.split("+")]
-    taken: set[str] = set()
-    whole = _build(METHODS.get(names[0]), settings, taken)
-    for name in names[1:]:
-        whole = _join(whole, _component(name, settings, taken), name)
-    for key, value in settings.items():
-        if key not in taken:
-            whole = whole.set(key, value)
+    words = re.split(r"\s+([+-])\s+", expression.strip())
+    whole = component(words[0], METHODS.entries(), settings)
+    for sign, word in zip(words[1::2], words[2::2], strict=True):
+        if sign == "-":
+            whole = whole.without(word)
+        else:
+            added = component(word, _single_parts() | METHODS.entries(), {})
+            whole = _join(whole, added, word)
     return whole
 
 
-def _build(entry: Entry[Method], settings: Mapping[str, Any], taken: set[str]) -> Method:
-    own = {k: v for k, v in settings.items() if k in entry.options}
-    taken.update(own)
-    return entry.build(**{k: convert(k, v, entry.options[k].default) for k, v in own.items()})
+def component(word: str, known: Mapping[str, Entry[Method]], settings: Mapping[str, Any]) -> Method:
+    """One name with its settings: those of the builder go there, the others to the parts."""
+    match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[(.*)\])?\s*", word)
+    if match is None:
+        raise ConfigError(f"cannot read {word!r}; write a name, or name[key=value, key=value]")
+    name, inside = match.groups()
+    if name not in known:
+        raise UnknownNameError("method or part", name, known)
+    settings = dict(settings) | parse_settings((inside or "").split(","))
+    options = known[name].options
+    own = {k: convert(k, v, options[k].default) for k, v in settings.items() if k in options}
+    whole = known[name].build(**own)
+    for key in [k for k in settings if k not in own]:
+        whole = whole.set(key, settings[key])
+    return whole
 
 
-def _component(name: str, settings: Mapping[str, Any], taken: set[str]) -> Method:
-    """A method, or a single part as one."""
-    known, single = METHODS.entries(), parts()
-    if name in known:
-        return _build(known[name], settings, taken)
-    if name in single:
-        return Method((single[name](),))
-    raise UnknownNameError("method or part", name, [*known, *single])
+def parse_settings(items: Iterable[str]) -> dict[str, str]:
+    """``["mu=0.1"]`` to ``{"mu": "0.1"}``."""
+    out = {}
+    for item in filter(None, (i.strip() for i in items)):
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"cannot read the setting {item!r}; write key=value")
+        out[key.strip()] = value.strip()
+    return out
+
+
+def _single_parts() -> dict[str, Entry[Method]]:
+    """Every part as a method of one part."""
+    return {name: Entry(name, partial(_alone, kind), "") for name, kind in parts().items()}
+
+
+def _alone(kind: type[Part]) -> Method:
+    return Method((kind(),))
 
 
 def _join(left: Method, right: Method, name: str) -> Method:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,10 +127,19 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A run that did not finish, and why."""
+
+    config: RunConfig
+    reason: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Several runs side by side."""
 
     results: list[RunResult]
+    failures: list[Failure] = field(default_factory=list)
     path: Path | None = None
 
     @property

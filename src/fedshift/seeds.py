@@ -34,5 +34,8 @@ def numpy(*names: object) -> np.random.Generator:
 def fork(*names: object) -> Iterator[None]:
     """Seed torch's global generator (dropout, initialisation) in the block, restore it after."""
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        torch.manual_seed(derive(*names))  # noqa: TID251  the one place
+        # Not torch.manual_seed: without a CUDA device it queues a call for one, every time.
+        torch.default_generator.manual_seed(derive(*names))
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(derive(*names))
         yield

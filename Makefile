@@ -1,0 +1,43 @@
+# Two commands are enough: `make demo` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test check docs bench tables clean
+
+demo: $(VENV)/.demo
+	$(BIN)/fedshift demo
+
+test: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
+
+check: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+docs: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/docs
+
+# The table and the pictures of the documentation: five seeds, about ten minutes on two cores.
+tables: $(VENV)/.dev
+	$(BIN)/python scripts/tables.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) site demo runs
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing fedshift into $(VENV) (once; torch is large, this takes a minute or two)"
+	$(PIP) --editable ".[report]"
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing fedshift and its tools into $(VENV) (once; this takes a minute or two)"
+	$(PIP) --editable ".[dev]"
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,6 @@
+"""``python -m fedshift``."""
+
+from fedshift.cli import main
+
+if __name__ == "__main__":
+    main()

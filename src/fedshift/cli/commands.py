@@ -1,0 +1,262 @@
+"""The commands. Each is a thin shell around the Python API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+import fedshift
+from fedshift.cli import options as opt
+from fedshift.cli.catalogue import catalogue, print_catalogue
+from fedshift.cli.progress import Board
+from fedshift.comparison import compare as compare_runs
+from fedshift.comparison import read_comparison
+from fedshift.errors import ConfigError, UnknownNameError
+from fedshift.experiment import Listener, Options, execute, load_result
+from fedshift.registry import METHODS
+from fedshift.report import html, tables
+from fedshift.results import Comparison, RunResult
+from fedshift.runs.config import configure
+from fedshift.runs.record import read_config
+from fedshift.transports import TRANSPORTS
+
+app = typer.Typer(
+    name="fedshift",
+    help="Federated learning under domain shift.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning under domain shift."""
+    if version:
+        typer.echo(f"fedshift {fedshift.__version__}")
+
+
+@app.command()
+def run(
+    method: Annotated[
+        str | None,
+        typer.Option(help='Method, such as fedbn, "fedprox[mu=0.1]" or "fedavg + mixup".'),
+    ] = None,
+    settings: opt.Settings = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")] = None,
+    scenario: Annotated[str, typer.Option(help="See `fedshift list scenarios`.")] = "digits",
+    backbone: opt.Backbone = None,
+    rounds: opt.Rounds = None,
+    clients_per_round: opt.ClientsPerRound = None,
+    seed: Annotated[int, typer.Option(help="Of data, weights, cohorts and batches.")] = 0,
+    grant: opt.Grant = None,
+    transport: Annotated[str, typer.Option(help=" or ".join(TRANSPORTS) + ".")] = "inprocess",
+    workers: Annotated[str, typer.Option(help="Processes of the transport, or auto.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Train one method in one scenario, score it, and keep everything in a run directory."""
+    if (opt.workers_of(workers) or 1) > 1:
+        raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
+    if method is None and resume and out is not None:
+        config = read_config(out)
+        whole = config.build()
+    else:
+        own, changes = opt.split_settings(settings)
+        changes |= {
+            "backbone": backbone,
+            "rounds": rounds,
+            "clients_per_round": clients_per_round,
+        }
+        config, whole = configure(
+            _required(method),
+            opt.placed(scenario, grant, changes),
+            seed=seed,
+            settings=own,
+            without=tuple(without or ()),
+        )
+    path = out or Path("runs") / config.name
+    with Board(quiet=quiet) as board:
+        listener: Listener = board.watch(config)
+        result = execute(config, whole, path, Options(resume, transport, listener))
+    _tell(result, path, as_json=as_json, quiet=quiet)
+
+
+def _required(method: str | None) -> str:
+    if method is None:
+        raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
+    return method
+
+
+def _tell(result: RunResult, path: Path, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result.summary | {"path": str(path)}))
+    elif quiet:
+        typer.echo(str(path))
+    else:
+        Console().print(tables.detail(result))
+        typer.echo(f"\nkept in {path}")
+
+
+@app.command()
+def compare(
+    method: Annotated[list[str], typer.Option(help="Methods, separated by commas or repeated.")],
+    settings: opt.Settings = None,
+    scenario: Annotated[list[str], typer.Option(help="Repeatable.")] = ["digits"],  # noqa: B006
+    backbone: opt.Backbone = None,
+    rounds: opt.Rounds = None,
+    clients_per_round: opt.ClientsPerRound = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(help="Or the seeds 0 to N-1.", min=1)] = 1,
+    grant: opt.Grant = None,
+    workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
+    own, changes = opt.split_settings(settings)
+    if own:
+        key = next(iter(own))
+        raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
+    changes |= {"backbone": backbone, "rounds": rounds, "clients_per_round": clients_per_round}
+    places = [
+        opt.placed(name, grant, dict(changes)) for item in scenario for name in item.split(",")
+    ]
+    with Board(quiet=quiet) as board:
+        found = compare_runs(
+            split_methods(method),
+            places,
+            seeds=seed or list(range(seeds)),
+            out=out,
+            workers=opt.workers_of(workers),
+            watch=board.watch,
+        )
+    _publish(found, out, as_json=as_json, quiet=quiet)
+
+
+def split_methods(items: list[str]) -> list[str]:
+    """Expressions at commas, except those inside brackets."""
+    out, depth, word = [], 0, ""
+    for char in ",".join(items):
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            out.append(word.strip())
+            word = ""
+        else:
+            word += char
+    return [w for w in [*out, word.strip()] if w]
+
+
+def _publish(found: Comparison, out: Path, *, as_json: bool, quiet: bool) -> None:
+    """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
+    page = html.write(found, out / "report.html") if found.results else None
+    if as_json:
+        failed = [{"run": f.config.name, "reason": f.reason} for f in found.failures]
+        typer.echo(json.dumps({"runs": [r.summary for r in found.results], "failed": failed}))
+    elif quiet:
+        typer.echo(str(page or out))
+    else:
+        if found.results:
+            Console().print(tables.console(found))
+        typer.echo(f"report: {page}")
+    for failure in found.failures:
+        typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("demo"),
+    rounds: opt.Rounds = None,
+    workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compare a few methods on the embedded digits: nothing to download, minutes on two cores."""
+    methods = ["local", "fedavg", "fedbn", "ditto", *(m for m in CORE if m in METHODS.entries())]
+    with Board(quiet=quiet) as board:
+        found = compare_runs(
+            methods, out=out, workers=opt.workers_of(workers), watch=board.watch, rounds=rounds
+        )
+    _publish(found, out, as_json=False, quiet=quiet)
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        Literal["methods", "parts", "scenarios", "backbones", "datasets"],
+        typer.Argument(help="What to list."),
+    ] = "methods",
+    as_json: opt.Json = False,
+) -> None:
+    """List methods, parts, scenarios, backbones or datasets: one line each."""
+    rows = catalogue(kind)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        print_catalogue(kind, rows)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.")],
+    as_json: opt.Json = False,
+) -> None:
+    """Show the numbers of a run, or the table of a folder of runs."""
+    single = (path / "config.json").exists() or not path.is_dir()
+    found: Any = load_result(path) if single else read_comparison(path)
+    if as_json:
+        typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
+    else:
+        Console().print(tables.detail(found) if single else tables.console(found))
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="A folder of run directories.")],
+    form: Annotated[
+        Literal["html", "markdown", "latex", "csv"], typer.Option("--format", help="What to make.")
+    ] = "html",
+    out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
+) -> None:
+    """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
+    found = read_comparison(opt.folder(path))
+    if form == "html":
+        typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
+        return
+    text = {"markdown": tables.markdown, "latex": tables.latex, "csv": tables.csv}[form](found)
+    if out is None:
+        typer.echo(text)
+    else:
+        tables.write(text, out)
+        typer.echo(f"written: {out}")
+
+
+@app.command()
+def check(
+    method: Annotated[str, typer.Argument(help="Method to test, such as your own.")],
+) -> None:
+    """Run the contract suite on a method: bytes, privacy, order, seeds, resume, traces."""
+    from fedshift.testing import check_contract  # noqa: PLC0415  registers a toy dataset
+
+    if not method.strip():
+        raise UnknownNameError("method", method, METHODS.entries())
+    verdicts = check_contract(method)
+    for verdict in verdicts:
+        mark = "broken" if verdict.failure else "kept  "
+        typer.echo(f"{mark}  {verdict.promise}")
+        if verdict.failure:
+            typer.echo(f"        {verdict.failure}")
+    if any(v.failure for v in verdicts):
+        raise typer.Exit(1)

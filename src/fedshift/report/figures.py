@@ -1,0 +1,236 @@
+"""Figures of a comparison: accuracy over rounds, and accuracy per domain."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from fedshift.errors import ConfigError
+from fedshift.report.tables import TableRow, rows, rule_note, seeds_note
+from fedshift.results import Cell, Comparison, RunResult
+from fedshift.runs.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1f2328"  # of text and axes; on the page it becomes the page's own colour
+# Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # a second and a third tour of the colours
+MARKERS = "osD^vPXh"
+STYLE = {
+    "font.size": 9,
+    "text.parse_math": False,  # a label is text, dollar signs included
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.8,
+    "svg.hashsalt": "fedshift",
+} | dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"),
+    INK,
+)
+METADATA: dict[str, dict[str, Any]] = {  # nothing that differs from day to day
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+LINE = 0.17  # inches that one label takes
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+@contextmanager
+def style(**more: str) -> Iterator[None]:
+    """Our look while a figure is made or written; the user's own settings come back."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415  an extra
+    except ImportError:
+        raise ConfigError(
+            'figures need matplotlib, which is not installed; pip install "fedshift[report]"'
+        ) from None
+    look: Any = STYLE | {k.replace("_", "."): v for k, v in more.items()}
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(look)
+        yield
+
+
+def _blank(width: float, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra
+
+    figure = Figure((width, height), dpi=150, layout="constrained")
+    return figure, figure.subplots()
+
+
+def curves(comparison: Comparison, scenario: str, protocol: str) -> Figure:
+    """Test accuracy over rounds: mean over seeds, a band of one deviation, the selected rounds."""
+    found = rows(comparison, scenario, protocol)
+    drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
+    with style():
+        height = max(3.4, 1.2 + LINE * len(drawn))
+        figure, axes = _blank(6.4, height)
+        ends = []
+        for i, row in drawn:
+            runs = comparison.of(row.method, scenario)
+            ends.append(_curve(axes, runs, protocol, i))
+        _label_ends(axes, [(i, row.method) for i, row in drawn], ends, height)
+        axes.set(xlabel="round", ylabel="test accuracy, AVG (%)")
+        axes.locator_params(axis="x", integer=True)
+        _title(axes, f"{scenario}: {protocol}", _curves_note(found))
+    return figure
+
+
+def _curves_note(found: Sequence[TableRow]) -> str:
+    rules = [rule for row in found for rule in row.rules]
+    band = ", band: one std" if max(row.seeds for row in found) > 1 else ""
+    return f"{seeds_note(found).replace(' ± std', '')}{band}; dots: {rule_note(rules)}"
+
+
+def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> tuple[float, float]:
+    """Draw one method; the end of its line."""
+    known = [dict(r.curve(protocol)) for r in runs if r.outcome(protocol)]
+    rounds = sorted(set.intersection(*(set(k) for k in known)))
+    mean = [fmean(k[r] for k in known) for r in rounds]
+    colour = COLOURS[index % len(COLOURS)]
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
+    axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.8, label=runs[0].label)
+    if len(known) > 1:
+        spread = [stdev(k[r] for k in known) for r in rounds]
+        low, high = np.subtract(mean, spread), np.add(mean, spread)
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.1, linewidth=0)
+    dots = [(o.round, o.metrics.avg) for r in runs if (o := r.outcome(protocol))]
+    x, y = zip(*dots, strict=True)
+    axes.scatter(x, y, s=14, color=colour, zorder=3, clip_on=False)
+    return rounds[-1], mean[-1]
+
+
+def _label_ends(
+    axes: Axes, names: Sequence[tuple[int, str]], ends: Sequence[tuple[float, float]], height: float
+) -> None:
+    """Each method's name beside the end of its line; names that would overlap move apart."""
+    low, high = axes.get_ylim()
+    levels = spread_out([y for _, y in ends], LINE / (height - 1.0) * (high - low))
+    for (i, name), end, level in zip(names, ends, levels, strict=True):
+        leader = {"arrowstyle": "-", "color": COLOURS[i % len(COLOURS)], "relpos": (0, 0.5)}
+        axes.annotate(
+            name,
+            end,
+            (1.05, level),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            arrowprops=leader | {"shrinkA": 2, "shrinkB": 3},
+            annotation_clip=False,
+        )
+
+
+def spread_out(values: Sequence[float], gap: float) -> list[float]:
+    """The nearest positions (least squares) in the same order, at least ``gap`` apart.
+
+    >>> spread_out([10.0, 10.0, 50.0], 4.0)
+    [8.0, 12.0, 50.0]
+    """
+    if not values:
+        return []
+    order = np.argsort(values, kind="stable")
+    steps = gap * np.arange(len(values))
+    out = np.empty(len(values))
+    out[order] = isotonic_regression(np.take(values, order) - steps).x + steps
+    return [float(v) for v in out]
+
+
+def _title(axes: Axes, title: str, note: str) -> None:
+    axes.set_title(title, loc="left", weight="bold", fontsize=10, pad=20)
+    axes.annotate(note, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, alpha=0.75)
+
+
+def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
+    """Accuracy per domain at the selected round: a dot per method, a bar of one deviation."""
+    found = rows(comparison, scenario, protocol)
+    names = list(found[0].domains) if found else []
+    drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
+    lines = [*names, "AVG"] if len(names) > 1 else names
+    with style():
+        figure, axes = _blank(6.4, max(2.6, 1.3 + len(lines) * (0.15 + 0.11 * len(drawn))))
+        for place, (i, row) in enumerate(drawn):
+            cells = [*row.domains.values(), row.avg][: len(lines)]
+            shift = 0.72 * ((place + 0.5) / len(drawn) - 0.5)
+            _dots(axes, cells, [y + shift for y in range(len(lines))], (i, row.method))
+        axes.set(xlabel="test accuracy (%)", yticks=range(len(lines)), yticklabels=lines)
+        axes.set_ylim(len(lines) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        between, whole = [y + 0.5 for y in range(len(lines) - 1)], axes.get_yaxis_transform()
+        axes.hlines(between, 0, 1, INK, alpha=0.15, linewidth=0.8, transform=whole)
+        _title(axes, f"{scenario}: {protocol}", _domains_note(found))
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _domains_note(found: Sequence[TableRow]) -> str:
+    return f"{seeds_note(found)}; {rule_note(rule for row in found for rule in row.rules)}"
+
+
+def _dots(
+    axes: Axes, cells: Sequence[Cell], heights: Sequence[float], name: tuple[int, str]
+) -> None:
+    i, label = name
+    axes.errorbar(
+        [c.mean for c in cells],
+        heights,
+        xerr=[0.0 if np.isnan(c.std) else c.std for c in cells],
+        fmt=MARKERS[i % len(MARKERS)],
+        color=COLOURS[i % len(COLOURS)],
+        markersize=5,
+        elinewidth=1.4,
+        label=label,
+    )
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as png, svg or pdf, by suffix; the same numbers give the same bytes."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in METADATA:
+        known = ", ".join(f".{k}" for k in METADATA)
+        raise ConfigError(f"{path} ends in {path.suffix!r}; a figure is one of {known}")
+    write_bytes(path, _rendered(figure, kind))
+    return path
+
+
+def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: str) -> bytes:
+    out = io.BytesIO()
+    with style(**more):
+        figure.savefig(out, format=kind, metadata=METADATA[kind], transparent=transparent)
+    return out.getvalue()
+
+
+def inline(figure: Figure, name: str, description: str) -> str:
+    """The figure as an ``<svg>`` element for a page: no address, and ids that begin with ``name``.
+
+    Text stays text, and what is drawn in ink takes the colour of the page's text.
+    """
+    text = _rendered(figure, "svg", transparent=True, svg_fonttype="none").decode()
+    found = re.search(r'viewBox="([^"]*)"[^>]*>(.*)</svg>', text, re.DOTALL)
+    assert found is not None, "matplotlib wrote something that is not an svg"
+    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", found[2], flags=re.DOTALL)
+    body = re.sub(r" ?font-family: [^;\"]*;", "", body)  # the page's own
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body).replace(INK, "currentColor")
+    head = f'<svg viewBox="{found[1]}" role="img" aria-label="{escape(description)}">'
+    return f"{head}{body}</svg>"

@@ -184,14 +184,13 @@ class Worker:
         for part in self.method.parts:
             part.begin(client)
         log = Log()
-        turns = [
-            turn for phase in self.method.phases(client) for turn in self._phase(client, phase, log)
-        ]
+        for phase in self.method.phases(client):
+            self._phase(client, phase, log)
         metrics = log.means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
         final = tree.clone(self.net.state_dict())
         self._require_finite(client, final)
-        self._remember(client, final, turns)
+        self._remember(client, final)
         return Update(
             mail.client,
             mail.task,
@@ -221,16 +220,17 @@ class Worker:
         client._generators.clear()  # noqa: SLF001  the visit's own object
         return found
 
-    def _phase(self, client: Client, phase: Phase, log: Log) -> list[Turn]:
+    def _phase(self, client: Client, phase: Phase, log: Log) -> None:
         """Run one phase in place."""
         turns = [self._turn(client, player) for player in phase.players]
-        if self.scenario.optimiser_state == "keep":
-            for turn in turns:
-                restore_optimiser(turn, client.state.get("optimiser", {}))
+        keep = self.scenario.optimiser_state == "keep"
+        for turn in turns if keep else ():
+            restore_optimiser(turn, client.state["optimiser"])
         descend(self.net, self._batches(client, phase), turns, log)
         base = {p.name for p in phase.players if p.objective is None}
         client.steps += sum(turn.steps for turn in turns if turn.name in base)
-        return turns
+        for turn in turns if keep else ():
+            client.state["optimiser"] |= optimiser_state(turn)
 
     def _turn(self, client: Client, player: Player) -> Turn:
         optimisation = self.scenario.optimisation(client.round)
@@ -294,7 +294,7 @@ class Worker:
             f"{self._where(client)}: {bad} is not finite after training; lower lr, or set clip"
         )
 
-    def _remember(self, client: Client, final: Tree, turns: list[Turn]) -> None:
+    def _remember(self, client: Client, final: Tree) -> None:
         """Write the client's state, last and as one assignment."""
         state = {name: tree.clone(entries) for name, entries in client.state.items() if entries}
         kept = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
@@ -302,8 +302,6 @@ class Worker:
             kept["previous"] = final
         if self.scenario.scored == "trained":
             kept["trained"] = final
-        if self.scenario.optimiser_state == "keep":
-            kept["optimiser"] = tree.merge(optimiser_state(turn) for turn in turns)
         state |= {name: entries for name, entries in kept.items() if entries}
         self.store.save(client.id, client.round, state)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from fedshift.errors import ConfigError
@@ -47,8 +47,9 @@ def setting(
     return value
 
 
+@dataclass(frozen=True)
 class Declares:
-    """Base of everything a method is composed of; subclasses are frozen dataclasses."""
+    """Base of everything a method is composed of: values, equal if class and settings are."""
 
     alias: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # keys of RESOURCES

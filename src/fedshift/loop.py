@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from fedshift.data.samples import split_rows
 from fedshift.errors import DivergedError
 from fedshift.net import Net, OncePerBatch, Output
 from fedshift.tree import Tree
@@ -25,8 +26,8 @@ class Batch:
     memo: dict[str, Any] = field(default_factory=dict)  # what players and parts share on this batch
 
     def replace(self, **changes: Any) -> Batch:
-        """A copy with other fields."""
-        return replace(self, **changes)
+        """A copy with other fields; what was noted about the old inputs does not pass on."""
+        return replace(self, memo={}, **changes)
 
 
 @dataclass(slots=True)
@@ -112,18 +113,19 @@ class Log:
             self.terms.setdefault(name, []).append((step, value.detach()))
 
     def means(self, where: str) -> dict[str, float]:
-        """Mean of each term; the first term that is not finite stops the run and is named."""
-        out = {}
-        for name, rows in self.terms.items():
-            values = torch.stack([value for _, value in rows])  # (steps,)
-            if not bool(values.isfinite().all()):
-                step = rows[int((~values.isfinite()).nonzero()[0])][0]
-                raise DivergedError(
-                    f"{where}, step {step}: loss term {name!r} is "
-                    f"{float(values[~values.isfinite()][0])}; lower lr, or set clip"
-                )
-            out[name] = float(values.mean())
-        return out
+        """Mean of each term; the first value that is not finite stops the run and is named."""
+        stacked = {k: torch.stack([v for _, v in rows]) for k, rows in self.terms.items()}
+        bad = [
+            (self.terms[name][i][0], name, float(values[i]))
+            for name, values in stacked.items()
+            for i in (~values.isfinite()).nonzero().flatten().tolist()
+        ]
+        if bad:
+            step, name, value = min(bad, key=lambda item: item[0])
+            raise DivergedError(
+                f"{where}, step {step}: loss term {name!r} is {value}; lower lr, or set clip"
+            )
+        return {name: float(values.mean()) for name, values in stacked.items()}
 
 
 def descend(net: Net, batches: Iterable[Batch], turns: Sequence[Turn], log: Log) -> None:
@@ -137,29 +139,18 @@ def descend(net: Net, batches: Iterable[Batch], turns: Sequence[Turn], log: Log)
     for turn in turns:
         turn.alone = len(turns) == 1
     net.train()
+    net.zero_grad(set_to_none=True)  # no gradient of an earlier visit may reach a hook
     for parameter in idle:
         parameter.requires_grad_(False)
     try:
         with OncePerBatch(net) as once:
             for batch in batches:
-                once.next_batch()
                 for turn in turns:
                     turn.play(batch, log)
+                once.next_batch()
     finally:
         for parameter in idle:
             parameter.requires_grad_(True)
-
-
-def rows_of_epoch(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Shuffled index batches; a trailing single row joins the batch before it.
-
-    BatchNorm cannot normalise one vector, and dropping the row would waste a labelled example.
-    """
-    chunks = list(torch.randperm(n, generator=generator).split(size))
-    if len(chunks) > 1 and len(chunks[-1]) == 1:
-        last = chunks.pop()
-        chunks[-1] = torch.cat([chunks[-1], last])
-    return chunks
 
 
 def shuffled_rows(
@@ -169,7 +160,7 @@ def shuffled_rows(
     taken = 0
     epoch = 0
     while (epoch < (epochs or 1)) if steps is None else (taken < steps):
-        for rows in rows_of_epoch(n, size, generator):
+        for rows in split_rows(torch.randperm(n, generator=generator), size):
             if steps is not None and taken >= steps:
                 return
             yield rows

@@ -176,7 +176,8 @@ class Method:
         """This method with another aggregator or other settings (``part__key`` where two share)."""
         out = replace(self, aggregate=aggregate or self.aggregate)
         for key, value in values.items():
-            out = out.set(key.replace("__", "."), value)
+            owner, _, name = key.rpartition("__")
+            out = out.set(f"{owner.replace('_', '-')}.{name}" if owner else name, value)
         return out
 
     def set(self, key: str, value: Any) -> Method:

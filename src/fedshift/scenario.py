@@ -102,10 +102,11 @@ class Scenario(Frozen):
         for key in values:
             if key not in type(self).model_fields:
                 raise UnknownNameError("scenario option", key, type(self).model_fields)
-        if values.get("steps"):
-            values.setdefault("epochs", None)
-        if values.get("fraction"):
-            values.setdefault("clients_per_round", None)
+        for one, other in (("steps", "epochs"), ("fraction", "clients_per_round")):
+            if values.get(one):
+                values.setdefault(other, None)
+            elif values.get(other):
+                values.setdefault(one, None)
         try:
             return Scenario.model_validate(self.model_dump() | values)
         except ValidationError as error:

@@ -25,7 +25,11 @@ def tiny():
 
 @register_scenario("tiny-empty")
 def tiny_empty():
-    return tiny_scenario(name="tiny-empty", partition=Partition(clients_per_domain=14))
+    return tiny_scenario(
+        name="tiny-empty",
+        partition=Partition(clients_per_domain=14),
+        backbone_options={"norm": "group"},
+    )
 
 
 @register_scenario("tiny-single")
@@ -158,7 +162,7 @@ def test_nan_in_a_loss_names_method_client_round_step_and_term(capsys, tmp_path:
     code, error = run(
         capsys, "run", "--scenario", "tiny", "--method", "explode", "--out", str(out), "--quiet"
     )
-    assert code == 1
+    assert code == 2
     assert error == (
         "error: explode, client bright-0, round 1, step 1: loss term 'explode' is nan; "
         "lower lr, or set clip\n"

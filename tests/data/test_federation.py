@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.data.federation import federate, stratified_shares
-from fedshift.data.samples import Domain, Samples, as_input, union
+from fedshift.data.samples import Domain, Samples, as_input, split_rows, union
 from fedshift.data.store import read_domain, write_domain
 from fedshift.errors import DataError, UnknownNameError
-from fedshift.loop import rows_of_epoch
 from fedshift.scenario import Partition
 from fedshift.testing import tiny_scenario
 
@@ -41,9 +40,7 @@ def test_the_seed_decides_who_holds_what_and_nothing_else_does():
     other = federate(tiny_scenario(), 4).sites
     for client, site in first.items():
         assert torch.equal(site.data.train.rows, again[client].data.train.rows)
-    assert any(
-        not torch.equal(first[c].data.train.rows, other[c].data.train.rows) for c in first
-    )
+    assert any(not torch.equal(first[c].data.train.rows, other[c].data.train.rows) for c in first)
 
 
 def test_clients_of_a_domain_are_scored_on_its_whole_test_set():
@@ -102,7 +99,7 @@ def test_union_keeps_pairs_together():
 
 @given(st.integers(1, 40), st.integers(1, 9))
 def test_an_epoch_visits_every_row_once_and_leaves_no_single_one(n: int, size: int):
-    chunks = rows_of_epoch(n, size, torch.Generator().manual_seed(n))
+    chunks = split_rows(torch.randperm(n, generator=torch.Generator().manual_seed(n)), size)
     assert sorted(torch.cat(chunks).tolist()) == list(range(n))
     if size > 1 and n > 1:
         assert min(len(c) for c in chunks) > 1

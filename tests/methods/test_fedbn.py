@@ -100,11 +100,11 @@ def test_a_trailing_single_input_does_not_stop_the_adaptation():
     x = torch.randn(65, 5, generator=torch.Generator().manual_seed(0))
     inputs = Samples(x, torch.zeros(65, dtype=torch.int64), torch.arange(65))
     build("fedbn").parts[0].adapt(net, inputs)
-    hidden = (x @ net.get_parameter("layer1.0.weight").T + net.get_parameter("layer1.0.bias")).detach()
+    hidden = (
+        x @ net.get_parameter("layer1.0.weight").T + net.get_parameter("layer1.0.bias")
+    ).detach()
     # one chunk of 65, or two that differ in size: the mean of all inputs, loosely
-    np.testing.assert_allclose(
-        net.state_dict()["layer1.1.running_mean"], hidden.mean(0), atol=0.2
-    )
+    np.testing.assert_allclose(net.state_dict()["layer1.1.running_mean"], hidden.mean(0), atol=0.2)
 
 
 @pytest.mark.parametrize("protocol", ["unseen", "unseen-adapted"])

@@ -45,7 +45,9 @@ def test_the_duals_follow_algorithm_1(bowls, state_of):
         models = []
         for k in (client.removesuffix("-0") for client in cohort):
             a, b = bowls.a[k], bowls.b[k]
-            w = (a * b + dual[k] + alpha * theta) / (a + alpha)  # a (w - b) - l + alpha (w - theta) = 0
+            w = (a * b + dual[k] + alpha * theta) / (
+                a + alpha
+            )  # a (w - b) - l + alpha (w - theta) = 0
             dual[k] = dual[k] - alpha * (w - theta)
             models.append(w)
         h = h - alpha / n * sum(w - theta for w in models)

@@ -79,5 +79,7 @@ def test_steps_are_counted_and_normalised_in_a_run(bowls):
 
 
 def test_fednova_refuses_adam():
-    with pytest.raises(ConfigError, match="normalised-mean holds for momentum or sgd, not for adam"):
+    with pytest.raises(
+        ConfigError, match="normalised-mean holds for momentum or sgd, not for adam"
+    ):
         check_needs(build("fednova"), tiny_scenario(optimiser="adam"), 4)

@@ -35,7 +35,9 @@ def drifted(server, round_, scale=0.1):
 def mean_of(updates, key):
     """Examples-weighted mean in float64."""
     p = np.array([u.examples for u in updates]) / sum(u.examples for u in updates)
-    return sum(w * u.shared[key].numpy().astype(np.float64) for w, u in zip(p, updates, strict=True))
+    return sum(
+        w * u.shared[key].numpy().astype(np.float64) for w, u in zip(p, updates, strict=True)
+    )
 
 
 def two_rounds(whole):

@@ -19,8 +19,10 @@ def test_fedprox_with_zero_mu_is_fedavg(same):
 
 def test_the_gradient_of_the_term_is_mu_times_the_gap(open_client):
     client = open_client(start("fedavg"), "dark-0")
-    moved = {k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
-             for k, v in client.net.named_parameters()}
+    moved = {
+        k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+        for k, v in client.net.named_parameters()
+    }
     load(client.net, moved)
     Proximal(0.3).loss(client, None).backward()
     for key, parameter in client.net.named_parameters():

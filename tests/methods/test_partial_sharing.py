@@ -48,7 +48,7 @@ def test_in_local_no_tensor_travels():
     session = play(start("local"))
     assert any(isinstance(m, Broadcast) for m in session.transport.seen)
     for message in session.transport.seen:
-        assert not (message.shared or message.personal or message.payload)
+        assert not message.shared | message.personal | message.payload
 
 
 def test_local_is_a_site_training_alone(same, state_of):

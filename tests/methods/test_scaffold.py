@@ -78,7 +78,9 @@ def test_scaffold_follows_algorithm_1(bowls, state_of):
             c_i[k] = new
         x, c = x + np.mean(drifts, axis=0), c + np.sum(changed, axis=0) / 3
     np.testing.assert_allclose(session.server.shared["bowl.w"].numpy(), x, rtol=1e-4)
-    np.testing.assert_allclose(session.server.state[NAME]["bowl.w"].numpy(), c, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        session.server.state[NAME]["bowl.w"].numpy(), c, rtol=1e-4, atol=1e-5
+    )
     for k, value in c_i.items():
         kept = state_of(session, f"{k}-0", NAME)["bowl.w"].numpy()
         np.testing.assert_allclose(kept, value, rtol=1e-4, atol=1e-5)
@@ -105,6 +107,18 @@ def test_at_the_optimum_nothing_moves(bowls, state_of):
     for k in ("left", "right"):
         kept = state_of(session, f"{k}-0", NAME)["bowl.w"].numpy()
         np.testing.assert_allclose(kept, bowls.a[k] * (w - bowls.b[k]), atol=1e-3)
+
+
+def test_k_counts_the_steps_that_moved_the_shared_parameters(state_of, replies):
+    """Under FedRep the body, which is all that is shared, rests while the head is trained."""
+    session = start("fedrep + scaffold", epochs=1, batch_size=64)  # one body step a visit
+    x = session.server.shared
+    play(session, 1)
+    for update in replies(session, 1):
+        kept = state_of(session, update.client, NAME)
+        for key in session.server.parameters:
+            gradient = (x[key] - update.shared[key]) / (1 * 0.05)
+            torch.testing.assert_close(kept[key], gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_buffers_get_no_control_variate():

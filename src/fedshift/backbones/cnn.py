@@ -37,7 +37,7 @@ def cnn(shape: Sequence[int], classes: int, width: int = 16, norm: str = "batch"
             nn.MaxPool2d(2),
         )
         channels = out
-    modules["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    modules["head"] = nn.Linear(4 * channels, classes)
-    stages = {name: (name,) for name in ("block1", "block2", "block3", "pool")}
+    modules["flatten"] = nn.Flatten()
+    modules["head"] = nn.Linear(channels * (shape[1] // 8) * (shape[2] // 8), classes)
+    stages = {name: (name,) for name in ("block1", "block2", "block3", "flatten")}
     return Net(modules, stages=stages, head="head", shape=shape, classes=classes)

@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 
 from fedshift.cli.commands import app
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import FedshiftError
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run ``fedshift``; exits with 0, 1 (a run failed), 2 (bad input) or 130 (interrupted)."""
+    """Run ``fedshift``; exits with 0, 1 (some runs failed), 2 (one line says why) or 130."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for worker processes
     warnings.showwarning = lambda message, *_args, **_kwargs: _say(f"note: {message}")
     try:
@@ -23,8 +23,6 @@ def main(args: list[str] | None = None) -> None:
         code = _show(error.format_message())
     except click.ClickException as error:
         code = _fail(error.format_message(), error.exit_code)
-    except DivergedError as error:
-        code = _fail(str(error), 1)
     except FedshiftError as error:
         code = _fail(str(error), 2)
     except (KeyboardInterrupt, click.Abort):

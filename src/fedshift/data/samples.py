@@ -56,12 +56,23 @@ class Samples:
 
     def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in large batches."""
-        for positions in torch.arange(len(self)).split(size):
+        for positions in split_rows(torch.arange(len(self)), size):
             yield self.take(positions)
 
     def unlabelled(self) -> Samples:
         """The same inputs with every label -1, for code that must not see them."""
         return replace(self, y=torch.full_like(self.y, -1))
+
+
+def split_rows(rows: Tensor, size: int) -> list[Tensor]:
+    """Batches of ``size``; a trailing single row joins the batch before it.
+
+    BatchNorm cannot normalise one vector, and dropping the row would waste a labelled example.
+    """
+    chunks = list(rows.split(size))
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    return chunks
 
 
 def as_input(stored: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -85,17 +86,24 @@ def curves(comparison: Comparison, scenario: str, protocol: str) -> Figure:
     found = rows(comparison, scenario, protocol)
     drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
     with style():
-        height = max(3.4, 1.2 + LINE * len(drawn))
+        names = [(i, wrapped(row.method, 22)) for i, row in drawn]
+        height = max(3.8, 1.2 + LINE * len(names) * tallest(names))
         figure, axes = _blank(6.4, height)
         ends = []
         for i, row in drawn:
             runs = comparison.of(row.method, scenario)
             ends.append(_curve(axes, runs, protocol, i))
-        _label_ends(axes, [(i, row.method) for i, row in drawn], ends, height)
-        axes.set(xlabel="round", ylabel="test accuracy, AVG (%)")
+        _label_ends(axes, names, ends, height)
+        axes.set(xlabel=_below("round", found), ylabel="test accuracy, AVG (%)")
         axes.locator_params(axis="x", integer=True)
-        _title(axes, f"{scenario}: {protocol}", _curves_note(found))
+        _title(axes, f"{scenario}: {protocol}", wrapped(_curves_note(found), 84))
     return figure
+
+
+def _below(label: str, found: Sequence[TableRow]) -> str:
+    """The axis label, and who is missing from the figure."""
+    missing = ", ".join(row.method for row in found if not row.avg.n)
+    return f"{label}\n\n{wrapped(f'no such model: {missing}', 60)}" if missing else label
 
 
 def _curves_note(found: Sequence[TableRow]) -> str:
@@ -127,7 +135,8 @@ def _label_ends(
 ) -> None:
     """Each method's name beside the end of its line; names that would overlap move apart."""
     low, high = axes.get_ylim()
-    levels = spread_out([y for _, y in ends], LINE / (height - 1.0) * (high - low))
+    gap = LINE * tallest(names) / (height - 1.0) * (high - low)
+    levels = spread_out([y for _, y in ends], gap)
     for (i, name), end, level in zip(names, ends, levels, strict=True):
         leader = {"arrowstyle": "-", "color": COLOURS[i % len(COLOURS)], "relpos": (0, 0.5)}
         axes.annotate(
@@ -139,6 +148,20 @@ def _label_ends(
             arrowprops=leader | {"shrinkA": 2, "shrinkB": 3},
             annotation_clip=False,
         )
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most ``width`` characters.
+
+    >>> wrapped("fedavg + mixup, alpha=0.2", 16).splitlines()
+    ['fedavg + mixup,', 'alpha=0.2']
+    """
+    return "\n".join(textwrap.wrap(text, width))
+
+
+def tallest(names: Sequence[tuple[int, str]]) -> int:
+    """Lines of the longest name."""
+    return max((name.count("\n") + 1 for _, name in names), default=1)
 
 
 def spread_out(values: Sequence[float], gap: float) -> list[float]:
@@ -157,8 +180,9 @@ def spread_out(values: Sequence[float], gap: float) -> list[float]:
 
 
 def _title(axes: Axes, title: str, note: str) -> None:
-    axes.set_title(title, loc="left", weight="bold", fontsize=10, pad=20)
-    axes.annotate(note, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, alpha=0.75)
+    axes.set_title(title, loc="left", weight="bold", fontsize=10, pad=11 * note.count("\n") + 20)
+    small: dict[str, Any] = {"fontsize": 8, "alpha": 0.75, "in_layout": False}
+    axes.annotate(note, (0, 1), (0, 7), "axes fraction", "offset points", **small)
 
 
 def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
@@ -168,18 +192,20 @@ def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
     drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
     lines = [*names, "AVG"] if len(names) > 1 else names
     with style():
-        figure, axes = _blank(6.4, max(2.6, 1.3 + len(lines) * (0.15 + 0.11 * len(drawn))))
+        figure, axes = _blank(6.4, max(2.6, 1.3 + len(lines) * (0.15 + 0.1 * len(drawn))))
         for place, (i, row) in enumerate(drawn):
             cells = [*row.domains.values(), row.avg][: len(lines)]
             shift = 0.72 * ((place + 0.5) / len(drawn) - 0.5)
-            _dots(axes, cells, [y + shift for y in range(len(lines))], (i, row.method))
-        axes.set(xlabel="test accuracy (%)", yticks=range(len(lines)), yticklabels=lines)
+            _dots(axes, cells, [y + shift for y in range(len(lines))], (i, wrapped(row.method, 22)))
+        axes.set(
+            xlabel=_below("test accuracy (%)", found), yticks=range(len(lines)), yticklabels=lines
+        )
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         between, whole = [y + 0.5 for y in range(len(lines) - 1)], axes.get_yaxis_transform()
         axes.hlines(between, 0, 1, INK, alpha=0.15, linewidth=0.8, transform=whole)
-        _title(axes, f"{scenario}: {protocol}", _domains_note(found))
+        _title(axes, f"{scenario}: {protocol}", wrapped(_domains_note(found), 58))
         figure.legend(loc="outside right upper", frameon=False)
     return figure
 

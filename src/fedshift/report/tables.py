@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from csv import writer as csv_writer
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -85,22 +86,16 @@ def _row(
     traffic = [per_round(r) for r in runs]
     return TableRow(
         method=runs[0].label,
-        domains={
-            d: Cell.of(o.metrics.domains[d] for o in outcomes if d in o.metrics.domains)
-            for d in names
-        },
+        domains={d: Cell.of(o.metrics.domains.get(d, nan) for o in outcomes) for d in names},
         **{m: Cell.of(getattr(o.metrics, m) for o in outcomes) for m in MEASURES},
-        rounds_to=None if threshold is None else _reached(runs, protocol, threshold),
+        rounds_to=None
+        if threshold is None
+        else Cell.of(n for r in runs if (n := r.rounds_to(threshold, protocol)) is not None),
         up=fmean(t["up"] for t in traffic),
         down=fmean(t["down"] for t in traffic),
         seeds=len({r.config.seed for r in runs}),
         rules=tuple(dict.fromkeys(o.rule for o in outcomes)),
     )
-
-
-def _reached(runs: Sequence[RunResult], protocol: str, threshold: float) -> Cell:
-    found = (r.rounds_to(threshold, protocol) for r in runs)
-    return Cell.of(round_ for round_ in found if round_ is not None)
 
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
@@ -121,17 +116,12 @@ def measures_of(names: Sequence[str]) -> tuple[str, ...]:
     return MEASURES if len(names) > 1 else ()
 
 
-def leaders(
-    found: Sequence[TableRow], key: Callable[[TableRow], Cell] = lambda row: row.avg
-) -> list[bool]:
-    """Which rows have the best mean as it is printed; no oracle wins over an honest number."""
-    honest = any(key(row).n and not row.oracle for row in found)
-    means = [
-        round(key(row).mean, 1) if key(row).n and not (honest and row.oracle) else None
-        for row in found
-    ]
-    best = max((m for m in means if m is not None), default=None)
-    return [m is not None and m == best for m in means]
+def leaders(cells: Sequence[Cell], oracle: Sequence[bool]) -> list[bool]:
+    """Which cells have the best mean as it is printed; no oracle wins over an honest number."""
+    honest = any(c.n and not o for c, o in zip(cells, oracle, strict=True))
+    fair = [c.n > 0 and not (honest and o) for c, o in zip(cells, oracle, strict=True)]
+    best = max((round(c.mean, 1) for c, f in zip(cells, fair, strict=True) if f), default=None)
+    return [f and round(c.mean, 1) == best for c, f in zip(cells, fair, strict=True)]
 
 
 def per_round(result: RunResult) -> dict[str, float]:
@@ -211,10 +201,10 @@ class Summary:
 
     def lines(self, cell: Callable[[TableRow, bool], T]) -> list[tuple[str, list[T], list[str]]]:
         """Per method: its label, ``cell(row, best)`` per protocol, bytes up and down."""
-        columns = [
-            [cell(row, best) for row, best in zip(found, leaders(found), strict=True)]
-            for found in self.columns.values()
-        ]
+        columns = []
+        for found in self.columns.values():
+            best = leaders([row.avg for row in found], [row.oracle for row in found])
+            columns.append([cell(row, b) for row, b in zip(found, best, strict=True)])
         return [
             (row.method, [column[i] for column in columns], [size(row.up), size(row.down)])
             for i, row in enumerate(self.rows)
@@ -265,11 +255,11 @@ def _joined(pairs: dict[str, str]) -> str:
 
 def detail(result: RunResult) -> RenderableType:
     """One run: every protocol at the three rounds, traffic, sharing, confounders."""
-    config, facts = result.config, result.summary
+    place, facts = result.config.scenario, result.summary
     head = Text(result.label, style="bold")
-    head.append(f"  in {config.scenario.name}, seed {config.seed}, {facts['rounds']} rounds\n", "")
-    known = [p for p in config.scenario.protocols if p in facts["protocols"]]
-    missing = ", ".join(p for p in config.scenario.protocols if p not in known)
+    head.append(f"  in {place.name}, seed {facts['seed']}, {facts['rounds']} rounds\n", "not bold")
+    known = [p for p in place.protocols if p in facts["protocols"]]
+    missing = ", ".join(p for p in place.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
     dim = Text(_joined(facts["confounders"]), style="dim")
@@ -284,8 +274,8 @@ def _protocol(result: RunResult, protocol: str) -> Table:
         if outcome := result.outcome(protocol, choice):
             values = [outcome.metrics.domains[d] for d in names]
             values += [getattr(outcome.metrics, m) for m in measures]
-            cells = (f"{v:.1f}" for v in values)
-            table.add_row(choice_name(choice, outcome.rule), str(outcome.round), *cells)
+            name = choice_name(choice, outcome.rule)
+            table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
     return table
 
 
@@ -334,8 +324,8 @@ def _markdown(summary: Summary) -> str:
         [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    notes = f"{summary.note}.\n\n{_joined(summary.confounders)}."
-    return f"### {_markdown_text(summary.scenario)}\n\n{table}\n{notes}\n"
+    head = f"### {_markdown_text(summary.scenario)}"
+    return f"{head}\n\n{table}\n{summary.note}.\n\n{_joined(summary.confounders)}.\n"
 
 
 def _markdown_text(text: str) -> str:
@@ -356,8 +346,7 @@ def _latex(summary: Summary) -> str:
     caption = f"{summary.scenario}. {summary.note}. Protocols: {', '.join(summary.columns)}."
     return "\n".join(
         [
-            r"\begin{table}",
-            r"  \centering",
+            r"\begin{table}\centering",
             rf"  \caption{{{tex(caption)}}}",
             rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
             rf"  \begin{{tabular}}{{l{'r' * (len(summary.headings) - 1)}}}",

@@ -15,7 +15,7 @@ def digits() -> Scenario:
         domains=("scan", "photo", "print", "meter"),
         unseen="outline",
         partition=Partition(clients_per_domain=2, samples_per_client=40),
-        rounds=40,
+        rounds=30,
         epochs=2,
         batch_size=16,
         lr=0.05,

@@ -1,0 +1,248 @@
+"""A comparison as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+import fedshift
+from fedshift.errors import ConfigError
+from fedshift.report import figures
+from fedshift.report.tables import (
+    CHOICES,
+    NONE,
+    Summary,
+    TableRow,
+    choice_name,
+    leaders,
+    measure_name,
+    measures_of,
+    per_round,
+    rows,
+    runs_of,
+    shared,
+    size,
+    summaries,
+)
+from fedshift.results import Cell, Choice, Comparison, RunResult
+from fedshift.runs.config import environment
+from fedshift.runs.files import read_json, write_bytes
+
+PROTOCOLS = {
+    "personal": "Each client's own model on its own domain.",
+    "global": "One model on every training domain.",
+    "unseen": "One model on a domain that no client has.",
+    "unseen-adapted": "The same after label-free adaptation to that domain; "
+    "without a part that adapts it equals unseen.",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A cell as the page shows it."""
+
+    mean: str
+    spread: str
+    best: bool = False
+    mark: str = ""
+
+    @classmethod
+    def of(cls, cell: Cell, *, best: bool = False, mark: str = "") -> Score:
+        """Mean and deviation apart, so that the second can be set smaller."""
+        mean, _, spread = str(cell).partition(" ± ")
+        return cls(mean, spread, best, mark)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: the first cell of each line is its heading."""
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str | Score]]
+    oracle: bool = False
+
+
+def write(comparison: Comparison, path: Path) -> Path:
+    """Write the page, atomically; the folder it is in anchors the paths of the runs."""
+    if not comparison.results:
+        raise ConfigError(f"no run is finished, so {path} would be empty; finish one first")
+    write_bytes(path, page(comparison, path.parent).encode())
+    return path
+
+
+def page(comparison: Comparison, folder: Path) -> str:
+    """The page as text, to be put into ``folder``."""
+    source = resources.files("fedshift.report").joinpath("template.html.j2").read_text("utf-8")
+    template = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(source)
+    return template.render(
+        title=title(comparison),
+        comparison=comparison,
+        sections=[section(comparison, s, folder) for s in summaries(comparison)],
+        environments=environments(comparison.results),
+        figures=figures.available(),
+        version=fedshift.__version__,
+    )
+
+
+def title(comparison: Comparison) -> str:
+    """How many methods, and where."""
+    count = len(comparison.methods)
+    return f"{count} method{'s' * (count != 1)} on {', '.join(comparison.scenarios)}"
+
+
+def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str, Any]:
+    """Everything the page says about one scenario."""
+    runs = runs_of(comparison, summary.scenario)
+    return {
+        "name": summary.scenario,
+        "text": runs[0].config.scenario.summary,
+        "facts": facts(runs),
+        "note": summary.note,
+        "summary": overview(summary),
+        "protocols": [protocol(comparison, summary.scenario, p) for p in summary.columns],
+        "traffic": traffic(comparison, summary),
+        "shares": shares(comparison, summary),
+        "confounders": summary.confounders,
+        "runs": Grid("", ("method", "seed", "rounds", "run directory"), _runs(runs, folder)),
+    }
+
+
+def facts(runs: Sequence[RunResult]) -> dict[str, str]:
+    """What the scenario is made of; values that differ between runs stand side by side."""
+    columns: dict[str, Callable[[RunResult], Any]] = {
+        "domains": lambda r: ", ".join(r.config.scenario.domains),
+        "unseen domain": lambda r: r.config.scenario.unseen or NONE,
+        "clients": lambda r: r.summary["clients"],
+        "rounds": lambda r: r.summary["rounds"],
+        "backbone": lambda r: r.config.scenario.backbone,
+        "seeds": lambda r: r.config.seed,
+    }
+    joint = {"seeds": ", "}
+    return {
+        name: joint.get(name, " or ").join(dict.fromkeys(str(value(r)) for r in runs))
+        for name, value in columns.items()
+    }
+
+
+def overview(summary: Summary) -> Grid:
+    """Methods x protocols."""
+    found = summary.lines(lambda row, best: Score.of(row.avg, best=best, mark=row.mark))
+    lines: list[list[str | Score]] = [[name, *cells, *sizes] for name, cells, sizes in found]
+    return Grid("", summary.headings, lines, "ORACLE" in summary.chosen)
+
+
+def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]:
+    """One protocol: figures, and the domains at the selected, the last and the oracle round."""
+    return {
+        "name": name,
+        "text": PROTOCOLS.get(name, ""),
+        "tables": {c: per_domain(rows(comparison, scenario, name, c), c) for c in CHOICES},
+        "figures": [Markup(svg) for svg in drawings(comparison, scenario, name)],
+    }
+
+
+def per_domain(found: Sequence[TableRow], choice: Choice) -> Grid:
+    """One line per method: its domains, then AVG, STD, ALL and worst."""
+    names = list(found[0].domains)
+    measures = measures_of(names)
+    columns = [_column(found, [row.domains[name] for row in found]) for name in names]
+    columns += [_measure(found, measure) for measure in measures]
+    rules = dict.fromkeys(rule for row in found for rule in row.rules)
+    title = " / ".join(choice_name(choice, rule) for rule in rules)
+    lines: list[list[str | Score]] = [
+        [r.method + r.mark, *(column[i] for column in columns)] for i, r in enumerate(found)
+    ]
+    heads = ("method", *names, *map(measure_name, measures))
+    return Grid(title, heads, lines, "oracle" in rules)
+
+
+def _measure(found: Sequence[TableRow], measure: str) -> list[Score]:
+    """A column of AVG, STD, ALL or worst; STD has no best."""
+    cells: list[Cell] = [getattr(row, measure) for row in found]
+    return [Score.of(c) for c in cells] if measure == "std" else _column(found, cells)
+
+
+def _column(found: Sequence[TableRow], cells: Sequence[Cell]) -> list[Score]:
+    """One column, its best in bold."""
+    best = leaders(cells, [row.oracle for row in found])
+    return [Score.of(c, best=b) for c, b in zip(cells, best, strict=True)]
+
+
+def drawings(comparison: Comparison, scenario: str, name: str) -> Iterable[str]:
+    """The protocol's figures as svg; none without matplotlib."""
+    if not figures.available():
+        return
+    for kind, draw in (("curves", figures.curves), ("domains", figures.domains)):
+        anchor = f"{kind}-{comparison.scenarios.index(scenario)}-{name}"
+        yield figures.inline(
+            draw(comparison, scenario, name), anchor, f"{kind} of {scenario}, {name}"
+        )
+
+
+def traffic(comparison: Comparison, summary: Summary) -> Grid:
+    """Bytes over the wire, means over seeds."""
+    heads = ("method", "up/round", "down/round", "up, training", "down, training")
+    lines = []
+    for row in summary.rows:
+        runs = comparison.of(row.method, summary.scenario)
+        counts = [
+            [per_round(r), r.summary["bytes"]["train"], r.summary["bytes"]["total"]] for r in runs
+        ]
+        cells = [
+            size(fmean(count[kind][way] for count in counts))
+            for kind in range(3)
+            for way in ("up", "down")
+        ]
+        lines.append([row.method, *cells])
+    return Grid("", (*heads, "up, with scoring", "down, with scoring"), lines)
+
+
+def shares(comparison: Comparison, summary: Summary) -> Grid:
+    """What data-derived payload left a site."""
+    lines = [
+        [row.method, shared(comparison.of(row.method, summary.scenario)[0])] for row in summary.rows
+    ]
+    return Grid("", ("method", "beside model weights"), lines)
+
+
+def _runs(runs: Sequence[RunResult], folder: Path) -> list[list[str]]:
+    return [
+        [r.label, str(r.config.seed), str(r.summary["rounds"]), _place(r, folder)] for r in runs
+    ]
+
+
+def _place(result: RunResult, folder: Path) -> str:
+    """Where a run is, seen from the page."""
+    if result.path is None:
+        return f"{result.config.name} (kept in memory)"
+    return Path(os.path.relpath(result.path, folder)).as_posix()
+
+
+def environments(runs: Sequence[RunResult]) -> Grid:
+    """Versions that the runs were made with, each set once."""
+    found: dict[tuple[tuple[str, str], ...], int] = {}
+    for run in runs:
+        key = tuple((k, str(v)) for k, v in _environment(run).items())
+        found[key] = found.get(key, 0) + 1
+    heads = list(dict.fromkeys(k for key in found for k, _ in key))
+    lines = [[str(n), *(dict(key).get(h, NONE) for h in heads)] for key, n in found.items()]
+    return Grid("", ["runs", *heads], lines)
+
+
+def _environment(run: RunResult) -> dict[str, Any]:
+    """As recorded; a run kept in memory was made here and now."""
+    if run.path is None:
+        return environment()
+    recorded: dict[str, Any] = read_json(run.path / "config.json").get("environment", {})
+    return recorded

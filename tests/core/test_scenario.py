@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedshift.errors import ConfigError, UnknownNameError
+from fedshift.loop import Optimisation
+from fedshift.scenario import Scenario
+from fedshift.testing import start, tiny_scenario
+
+CLIENTS = [f"c{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 2, "steps": 3}, "epochs and steps are both set"),
+        ({"clients_per_round": 2, "fraction": 0.5}, "clients_per_round and fraction are both set"),
+        ({"momentum": 0.9, "optimiser": "adam"}, "momentum is for sgd; the optimiser is adam"),
+        ({"domains": ("dark", "dark")}, "each once"),
+        ({"domains": ()}, "at least one domain"),
+        ({"unseen": "dark"}, "domain 'dark' is both trained on and unseen"),
+        ({"unseen": None}, "an unseen protocol needs the name of the unseen domain"),
+        ({"grants": ("the-moon",)}, "the-moon.* known: client_val"),
+        ({"lr": 0.0}, "lr is 0.0: .*greater than 0"),
+        ({"momentum": 1.0}, "momentum is 1.0: .*less than 1"),
+        ({"rounds": 0}, "rounds is 0: .*greater than or equal to 1"),
+        ({"bn": "sometimes"}, "bn is 'sometimes'"),
+        ({"partition": {"clients": 3}}, "partition.clients is 3"),
+        ({"fraction": 1.5}, "fraction is 1.5"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_in_one_line(changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        tiny_scenario(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_option_gives_the_nearest():
+    with pytest.raises(UnknownNameError, match="'epoch'; did you mean epochs"):
+        tiny_scenario(epoch=3)
+
+
+def test_a_scenario_does_not_change():
+    place = tiny_scenario()
+    with pytest.raises(ValidationError, match="frozen"):
+        place.lr = 3.0
+    assert place.change(lr=0.5).lr == 0.5
+    assert place.lr == 0.05
+
+
+def test_asking_for_steps_replaces_epochs_and_a_fraction_replaces_a_number():
+    place = tiny_scenario(epochs=2, clients_per_round=2)
+    assert (place.change(steps=3).epochs, place.change(steps=3).steps) == (None, 3)
+    assert place.change(fraction=0.5).clients_per_round is None
+
+
+def test_asking_for_epochs_replaces_steps_and_a_number_replaces_a_fraction():
+    """The same courtesy the other way round."""
+    place = tiny_scenario(steps=2, fraction=0.5)
+    assert (place.change(epochs=3).epochs, place.change(epochs=3).steps) == (3, None)
+    assert place.change(clients_per_round=2).fraction is None
+
+
+def test_a_scenario_survives_json():
+    place = tiny_scenario(clip=1.0, fraction=0.5)
+    assert Scenario.model_validate_json(place.model_dump_json()) == place
+
+
+@given(st.integers(0, 5), st.integers(1, 20), st.integers(1, 10), st.randoms())
+def test_a_cohort_is_drawn_without_replacement_from_seed_and_round_alone(seed, round_, size, order):
+    place = tiny_scenario(clients_per_round=size)
+    cohort = place.cohort(seed, round_, CLIENTS)
+    assert len(cohort) == len(set(cohort)) == size
+    assert set(cohort) <= set(CLIENTS)
+    shuffled = list(CLIENTS)
+    order.shuffle(shuffled)
+    assert place.cohort(seed, round_, shuffled) == cohort
+
+
+def test_rounds_and_seeds_have_cohorts_of_their_own():
+    place = tiny_scenario(clients_per_round=5)
+    by_round = {tuple(place.cohort(0, r, CLIENTS)) for r in range(1, 9)}
+    by_seed = {tuple(place.cohort(s, 1, CLIENTS)) for s in range(8)}
+    assert len(by_round) > 5
+    assert len(by_seed) > 5
+
+
+def test_over_many_rounds_every_client_is_drawn_equally_often():
+    """Binomial(1000, 0.3): 300 with a deviation of 14.5; four of them."""
+    place = tiny_scenario(clients_per_round=3)
+    drawn = [c for r in range(1, 1001) for c in place.cohort(0, r, CLIENTS)]
+    assert all(abs(drawn.count(c) - 300) < 58 for c in CLIENTS)
+
+
+def test_a_cohort_of_all_is_everybody():
+    assert tiny_scenario().cohort(0, 1, CLIENTS[::-1]) == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [({}, 10), ({"clients_per_round": 4}, 4), ({"fraction": 0.3}, 3), ({"fraction": 0.01}, 1)],
+)
+def test_the_size_of_a_cohort(changes, size):
+    assert tiny_scenario(**changes).cohort_size(10) == size
+
+
+def test_more_participants_than_clients_is_refused_before_round_1():
+    with pytest.raises(
+        ConfigError, match="clients_per_round is 9, but scenario 'tiny' has 4 clients"
+    ):
+        start("fedavg", clients_per_round=9)
+
+
+def test_the_schedule_multiplies_by_the_decay_each_round():
+    place = tiny_scenario(lr=0.8, lr_decay=0.5, momentum=0.9, weight_decay=0.1, clip=3.0)
+    assert place.optimisation(1) == Optimisation("sgd", 0.8, 0.9, 0.1, 3.0)
+    assert [place.optimisation(r).lr for r in (1, 2, 3)] == pytest.approx([0.8, 0.4, 0.2])
+
+
+def test_momentum_is_an_optimiser_kind_of_its_own():
+    assert tiny_scenario().optimiser_kind == "sgd"
+    assert tiny_scenario(momentum=0.5).optimiser_kind == "momentum"
+    assert tiny_scenario(optimiser="adam").optimiser_kind == "adam"
+
+
+def test_the_confounders_tell_what_moves_numbers():
+    """Whatever of these is changed, the printed choices change with it."""
+    plain = tiny_scenario().confounders()
+    for changes in (
+        {"epochs": 5},
+        {"steps": 5},
+        {"batch_size": 8},
+        {"optimiser": "adam"},
+        {"lr": 0.5},
+        {"lr_decay": 0.9},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clip": 1.0},
+        {"optimiser_state": "keep"},
+        {"bn": "local"},
+        {"weights": "uniform"},
+        {"clients_per_round": 2},
+        {"fraction": 0.5},
+        {"selection": "last"},
+        {"scored": "trained"},
+        {"evaluate_every": 3},
+        {"newcomer": "mean"},
+    ):
+        assert tiny_scenario(**changes).confounders() != plain, changes

@@ -78,7 +78,9 @@ def test_without_batch_norm_fedbn_is_fedavg(same):
 def test_a_new_site_gets_the_statistics_of_its_own_inputs():
     session = start("fedbn")
     net, target = session.server.net, session.federation.unseen.train
-    load(net, {"block1.1.running_mean": torch.full((4,), 7.0)})  # whatever was there is forgotten
+    # whatever was there is forgotten, and so is how often it had moved
+    past = {"running_mean": torch.full((4,), 7.0), "num_batches_tracked": torch.tensor(5)}
+    load(net, {f"block1.1.{key}": value for key, value in past.items()})
     before = {k: v.clone() for k, v in net.state_dict().items() if "running" not in k}
     build("fedbn").parts[0].adapt(net, target.unlabelled())
     x, _ = target.take(torch.arange(len(target)))

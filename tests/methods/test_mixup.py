@@ -29,9 +29,10 @@ def mixed(open_client, batch):
     return mix
 
 
-def test_a_mixed_batch_is_a_convex_combination_of_pairs(mixed, batch):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixed_batch_is_a_convex_combination_of_pairs(mixed, batch, seed):
     """lambda is read off the labels; the inputs must then be mixed with the same lambda."""
-    out = mixed()
+    out = mixed(seed=seed)
     x, y, new = batch.x.numpy(), np.eye(4)[batch.y.numpy()], out.y.numpy()
     np.testing.assert_allclose(new.sum(1), 1.0, rtol=1e-6)
     assert (new >= 0).all()

@@ -10,6 +10,8 @@ import torch
 
 from fedshift.message import Broadcast
 from fedshift.method import Method, Part
+from fedshift.methods.fedper import PrivateHead
+from fedshift.net import Scope
 from fedshift.testing import play, start, worker
 
 HEAD = {"head.weight", "head.bias"}
@@ -89,6 +91,20 @@ def test_a_private_head_is_trained_on_from_its_last_value(state_of, replies):
         assert torch.equal(client.net.state_dict()[key], kept[key])
 
 
-def test_the_most_private_scope_wins():
-    session = start("fedper + lg-fedavg")
-    assert not session.server.shared
+def test_two_scopes_add_up():
+    assert not start("fedper + lg-fedavg").server.shared
+
+
+@dataclass(frozen=True)
+class PersonalBias(Part):
+    """Would upload what FedPer keeps at home."""
+
+    def scope(self, net):
+        return {"head.bias": Scope.PERSONAL, "head.weight": Scope.SHARED}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_most_private_scope_wins(order):
+    parts = (PrivateHead(), PersonalBias())[::order]
+    scopes = start(Method(parts)).server.scopes
+    assert {k for k, s in scopes.items() if s is Scope.PRIVATE} == HEAD

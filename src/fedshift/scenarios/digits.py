@@ -21,7 +21,7 @@ def digits() -> Scenario:
         lr=0.05,
         protocols=("personal", "global", "unseen", "unseen-adapted"),
         newcomer="mean",
-        evaluate_every=2,
+        evaluate_every=3,
         grants=("client_val", "domain_ids", "server_unlabelled"),
     )
 

@@ -1,0 +1,192 @@
+"""One run's directory: what is written when, so that killing it loses at most one round."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedshift import tree
+from fedshift.errors import RunError
+from fedshift.message import Broadcast, Update
+from fedshift.runs.config import RunConfig, environment, parse_config
+from fedshift.runs.files import (
+    read_json,
+    read_tensors,
+    readable_errors,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
+from fedshift.runs.store import DiskStore, MemoryStore, StateStore
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+Row = dict[str, Any]
+
+
+class Record:
+    """Metrics and ledger of a run, in memory and, given a path, on disk.
+
+    Per round: metrics and ledger lines are appended, then the checkpoint is renamed into place.
+    The checkpoint's round is the truth; lines beyond it are dropped when a run is resumed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        path: Path | None,
+        on_reply: Callable[[Update], None] | None = None,
+    ) -> None:
+        self.config, self.path = config, path
+        self.on_reply = on_reply
+        self.metrics: list[Row] = []
+        self.ledger: list[Row] = []
+        self._written = {"metrics": 0, "ledger": 0}
+
+    @property
+    def store(self) -> StateStore:
+        """Where this run's clients keep their state."""
+        return DiskStore(self.path / "checkpoints" / "clients") if self.path else MemoryStore()
+
+    # observer
+    def sent(self, message: Broadcast) -> None:
+        """Server to client."""
+        self._note(message, "down")
+
+    def received(self, update: Update) -> None:
+        """Client to server."""
+        self._note(update, "up")
+        if self.on_reply is not None:
+            self.on_reply(update)
+
+    def _note(self, message: Broadcast | Update, direction: str) -> None:
+        row = {"round": message.round, "task": message.task, "client": message.client}
+        kinds = message.weigh()
+        self.ledger.append(row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds})
+
+    def traffic(self, task: str | None = None) -> dict[str, int]:
+        """Bytes by direction, of one task or of all."""
+        out = {"down": 0, "up": 0}
+        for row in self.ledger:
+            if task in (None, row["task"]):
+                out[row["direction"]] += row["bytes"]
+        return out
+
+    # files
+    def create(self) -> None:
+        """Write the configuration; fails before any training if the folder cannot be written."""
+        if self.path is not None:
+            write_json(self.path / "config.json", config_json(self.config))
+
+    def commit(self, server: Server, row: Row) -> None:
+        """Close a round: append its lines, then put its checkpoint in place."""
+        self.metrics.append(row)
+        if self.path is None:
+            return
+        self._append("metrics", self.metrics)
+        self._append("ledger", self.ledger)
+        tensors, meta = pack_server(server)
+        write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
+
+    def _append(self, kind: str, rows: list[Row]) -> None:
+        assert self.path is not None
+        path = self.path / f"{kind}.jsonl"
+        text = "".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :])
+        with readable_errors(path), path.open("a") as file:
+            file.write(text)
+        self._written[kind] = len(rows)
+
+    def keep_best(self, model: Mapping[str, Any], round_: int) -> None:
+        """Keep the model of the best validation round."""
+        if self.path is not None:
+            write_tensors(self.path / "best.safetensors", dict(model), {"round": round_})
+
+    def finish(self, server: Server, summary: Row) -> None:
+        """Write the final weights, and last the summary: a run with a summary is done."""
+        if self.path is None:
+            return
+        tensors, meta = pack_server(server)
+        weights = {k: v for k, v in tensors.items() if not k.startswith("state/")}
+        write_tensors(self.path / "weights.safetensors", weights, meta)
+        write_json(self.path / "summary.json", summary)
+
+    def restore(self, server: Server) -> bool:
+        """Put the last checkpoint into ``server``, in place; False if there is none."""
+        checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
+        if checkpoint is None or not checkpoint.exists():
+            return False
+        unpack_server(server, *read_tensors(checkpoint))
+        self.metrics = self._rewind("metrics", server.round)
+        self.ledger = self._rewind("ledger", server.round)
+        return True
+
+    def _rewind(self, kind: str, last: int) -> list[Row]:
+        """Drop lines of a round that was not finished, torn ones included."""
+        assert self.path is not None
+        path = self.path / f"{kind}.jsonl"
+        rows = [row for row in read_lines(path) if row["round"] <= last]
+        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        self._written[kind] = len(rows)
+        return rows
+
+
+def config_json(config: RunConfig) -> Row:
+    """The configuration as it is stored, with versions beside it."""
+    return {"run": config.model_dump(mode="json"), "name": config.name, "environment": environment()}
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of a run directory."""
+    if not path.is_dir():
+        raise RunError(f"{path} is not a run directory; `fedshift run --out {path}` would make one")
+    return parse_config(read_json(path / "config.json"), str(path / "config.json"))
+
+
+def read_summary(path: Path) -> Row | None:
+    """The summary of a finished run, None if it is not finished."""
+    file = path / "summary.json"
+    found: Row | None = read_json(file) if file.exists() else None
+    return found
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Rows of a jsonl file; a torn last line, left by a killed process, is dropped."""
+    if not path.exists():
+        return []
+    rows = []
+    with readable_errors(path):
+        lines = path.read_text().split("\n")
+    for line in lines[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise RunError(f"{path} has a damaged line; restore or delete the run") from None
+    return rows
+
+
+def pack_server(server: Server) -> tuple[Tree, Row]:
+    """Everything the server knows, as tensors and JSON."""
+    groups = {"shared": server.shared}
+    groups |= {f"personal/{client}": entries for client, entries in server.personal.items()}
+    groups |= {f"state/{name}": entries for name, entries in server.state.items()}
+    roster = {c: {"examples": u.examples, "facts": u.facts} for c, u in server.roster.items()}
+    flat = tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
+    return flat, {"round": server.round, "roster": roster}
+
+
+def unpack_server(server: Server, tensors: Tree, meta: Row) -> None:
+    """Inverse of :func:`pack_server`, in place."""
+    server.round = meta["round"]
+    server.roster = {
+        c: Update(c, "enrol", 0, examples=r["examples"], facts=r["facts"])
+        for c, r in meta["roster"].items()
+    }
+    server.shared = tree.under("shared", tensors)
+    server.personal, server.state = {}, defaultdict(dict)
+    for section, target in (("personal", server.personal), ("state", server.state)):
+        for key, value in tree.under(section, tensors).items():
+            owner, _, entry = key.partition("/")
+            target.setdefault(owner, {})[entry] = value

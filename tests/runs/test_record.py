@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedshift.comparison import compare
+from fedshift.errors import RunError
+from fedshift.experiment import load_result, run
+from fedshift.runs.files import read_tensors
+from fedshift.runs.record import read_lines
+from fedshift.runs.store import DiskStore, MemoryStore
+from fedshift.testing import tiny_scenario
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in r.items() if "seconds" not in k} for r in rows]
+
+
+def test_a_run_directory_holds_all_that_a_report_needs(tmp_path: Path):
+    result = run("scaffold", tiny_scenario(), out=tmp_path / "r", rounds=2)
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "summary.json",
+        "weights.safetensors",
+        "best.safetensors",
+        "checkpoints",
+    }
+    again = load_result(tmp_path / "r")
+    assert again.summary == result.summary
+    assert again.history == result.history
+    assert again.config == result.config
+
+
+def test_the_ledger_weighs_what_crossed_the_wire(tmp_path: Path):
+    run("scaffold", tiny_scenario(), out=tmp_path / "r", rounds=2)
+    rows = [r for r in read_lines(tmp_path / "r" / "ledger.jsonl") if r["task"] == "train"]
+    assert len(rows) == 2 * 2 * 4  # rounds x directions x clients
+    tensors = read_tensors(tmp_path / "r" / "weights.safetensors")[0]
+    shared = {k: v for k, v in tensors.items() if k.startswith("shared/")}
+    model = sum(v.numel() * v.element_size() for v in shared.values())
+    weights = sum(4 * v.numel() for k, v in shared.items() if "running" not in k and "num_" not in k)
+    for row in rows:
+        assert row["kinds"]["shared"] == model
+        assert row["kinds"]["payload/control-variates"] == weights
+        assert row["bytes"] == sum(row["kinds"].values())
+
+
+def test_the_same_content_has_the_same_name_and_other_content_another():
+    a = run("fedprox", tiny_scenario(), rounds=1).config
+    b = run("fedprox[mu=0.01]", tiny_scenario(), rounds=1).config
+    c = run("fedprox[mu=0.02]", tiny_scenario(), rounds=1).config
+    assert a.fingerprint == b.fingerprint  # 0.01 is the default
+    assert a.fingerprint != c.fingerprint
+    assert a.fingerprint != run("fedprox", tiny_scenario(), rounds=1, seed=1).config.fingerprint
+
+
+def test_a_finished_run_is_read_not_played(tmp_path: Path):
+    first = run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
+    stamp = (tmp_path / "r" / "summary.json").stat().st_mtime_ns
+    second = run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
+    assert second.summary == first.summary
+    assert (tmp_path / "r" / "summary.json").stat().st_mtime_ns == stamp
+
+
+def test_an_unfinished_run_asks_for_resume(tmp_path: Path):
+    run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
+    (tmp_path / "r" / "summary.json").unlink()
+    with pytest.raises(RunError, match="unfinished after round 1 of 1; add --resume"):
+        run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
+
+
+def test_a_torn_line_is_dropped_and_the_round_played_again(tmp_path: Path):
+    whole = run("fedbn", tiny_scenario(), out=tmp_path / "whole")
+    run("fedbn", tiny_scenario(), out=tmp_path / "torn")
+    (tmp_path / "torn" / "summary.json").unlink()
+    with (tmp_path / "torn" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "losses": {"ta')
+    resumed = run("fedbn", tiny_scenario(), out=tmp_path / "torn", resume=True)
+    assert timeless(resumed.history) == timeless(whole.history)
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_lost_round_never_shows_in_a_clients_state(store: str, tmp_path: Path):
+    kept = MemoryStore() if store == "memory" else DiskStore(tmp_path)
+    for round_ in (1, 3, 4):
+        kept.save("c", round_, {"part": {"a/b": torch.tensor(float(round_))}})
+    assert kept.load("c", before=5)["part"]["a/b"] == 4
+    assert kept.load("c", before=4)["part"]["a/b"] == 3  # round 4 was lost
+    assert kept.load("never seen", before=9) == {}
+
+
+def test_the_disk_keeps_two_versions_per_client_and_nothing_for_the_stateless(tmp_path: Path):
+    store = DiskStore(tmp_path)
+    for round_ in range(1, 9):
+        store.save("c", round_, {"part": {"x": torch.zeros(2)}})
+        store.save("stateless", round_, {})
+    assert sorted(p.name for p in tmp_path.rglob("*.safetensors")) == [
+        "7.safetensors",
+        "8.safetensors",
+    ]
+
+
+def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path):
+    code = (
+        "import sys; from fedshift.experiment import run; from fedshift.testing import "
+        "tiny_scenario; run('ditto', tiny_scenario(rounds=40), out=sys.argv[1], resume=True)"
+    )
+    command = [sys.executable, "-c", code]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, str(whole)], check=True, timeout=120)
+    kills = 0
+    while kills < 3:
+        process = subprocess.Popen([*command, str(killed)])
+        target = 8 * (kills + 1)
+        while len(read_lines(killed / "metrics.jsonl")) < target and process.poll() is None:
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert not (killed / "summary.json").exists()
+    subprocess.run([*command, str(killed)], check=True, timeout=120)
+    a, b = load_result(whole), load_result(killed)
+    assert timeless(a.history) == timeless(b.history)
+    for name in ("weights.safetensors", "best.safetensors"):
+        left, right = read_tensors(whole / name), read_tensors(killed / name)
+        assert left[1] == right[1]
+        assert all(torch.equal(left[0][k], right[0][k]) for k in left[0] | right[0])
+    ledgers = [(p / "ledger.jsonl").read_text() for p in (whole, killed)]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_compare_skips_what_is_done_and_gives_the_same_side_by_side(tmp_path: Path):
+    place = tiny_scenario(rounds=1)
+    alone = compare(["fedavg", "fedbn"], [place], seeds=[0, 1], workers=1)
+    first = compare(["fedavg"], [place], seeds=[0, 1], out=tmp_path, workers=1)
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")}
+    both = compare(["fedavg", "fedbn"], [place], seeds=[0, 1], out=tmp_path, workers=1)
+    assert all(p.stat().st_mtime_ns == stamp for p, stamp in stamps.items())
+    assert len(first.results) == 2
+    assert [r.config.name for r in both.results] == [r.config.name for r in alone.results]
+    for a, b in zip(alone.results, both.results, strict=True):
+        assert timeless(a.history) == timeless(b.history)
+
+
+def test_a_run_that_diverges_does_not_end_a_comparison(tmp_path: Path):
+    place = tiny_scenario(rounds=2)
+    found = compare(
+        ["fedprox[mu=1e30]", "fedavg"], [place], seeds=[0], out=tmp_path, workers=1
+    )
+    assert [r.label for r in found.results] == ["fedavg"]
+    assert "loss term" in found.failures[0].reason or "not finite" in found.failures[0].reason
+
+
+def test_config_json_replays_the_run(tmp_path: Path):
+    run("fedprox", tiny_scenario(), settings={"mu": 0.3}, out=tmp_path / "r", rounds=1)
+    stored = json.loads((tmp_path / "r" / "config.json").read_text())
+    config = load_result(tmp_path / "r").config
+    assert stored["name"] == config.name
+    assert config.build().parts[0].mu == 0.3
+    assert {"torch", "threads"} <= stored["environment"].keys()
+    assert stored["environment"]["threads"] == 1

@@ -95,8 +95,9 @@ def plan(
 
 
 def read_comparison(out: Path) -> Comparison:
-    """All finished runs below a folder."""
-    found = sorted(out.glob("*/summary.json"))
+    """All finished runs below a folder, in the order they were begun."""
+    found = sorted(out.glob("*/config.json"), key=lambda file: file.stat().st_mtime_ns)
+    found = [file for file in found if (file.parent / "summary.json").exists()]
     if not found:
         raise RunError(f"{out} holds no finished run; fedshift compare --out {out} would make some")
     return Comparison([load_result(file.parent) for file in found], [], out)

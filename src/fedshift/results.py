@@ -149,16 +149,16 @@ class Comparison:
 
     @property
     def scenarios(self) -> list[str]:
-        """Scenario names in order."""
-        return list(dict.fromkeys(r.config.scenario.name for r in self.results))
+        """Scenarios in order, each with what was changed of the registered one."""
+        return list(dict.fromkeys(r.config.place for r in self.results))
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
         """Runs of one method in one scenario, by seed."""
-        return [r for r in self.results if (r.label, r.config.scenario.name) == (method, scenario)]
+        return [r for r in self.results if (r.label, r.config.place) == (method, scenario)]
 
     def protocols(self, scenario: str) -> list[str]:
         """Protocols of a scenario that at least one method has an answer to."""
-        runs = [r for r in self.results if r.config.scenario.name == scenario]
+        runs = [r for r in self.results if r.config.place == scenario]
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
     def cell(

@@ -50,7 +50,7 @@ class Scenario(Frozen):
     unseen: str | None = None
     partition: Partition = Partition()
     backbone: str = "cnn"
-    backbone_options: dict[str, Any] = {}
+    backbone_options: dict[str, Any] = Field(default_factory=dict)
     rounds: Positive = 30
     epochs: Positive | None = None  # local epochs per visit; None and no steps: 1
     steps: Positive | None = None  # or local steps per visit

@@ -17,7 +17,7 @@ import fedshift
 from fedshift.errors import ConfigError
 from fedshift.evaluate.metrics import Metrics
 from fedshift.experiment import run
-from fedshift.report import figures, html, tables
+from fedshift.report import figures, formats, html, screen, tables
 from fedshift.results import Comparison, Failure, RunResult, summarise
 from fedshift.runs.config import configure
 from fedshift.testing import tiny_scenario
@@ -145,7 +145,7 @@ def test_runs_of_unlike_scenarios_are_called_unlike():
     found = tables.confounders(mixed.results)
     assert found["NOT THE SAME FOR ALL RUNS"] == "rounds, lr"
     assert " or " in found["optimiser"]
-    assert "NOT THE SAME" in plain(tables.console(mixed))
+    assert "NOT THE SAME" in plain(screen.console(mixed))
     assert "NOT THE SAME FOR ALL RUNS" not in tables.confounders(made().results)
 
 
@@ -153,10 +153,10 @@ def test_runs_of_unlike_scenarios_are_called_unlike():
 
 
 def test_the_screen_shows_the_best_in_bold_and_what_the_numbers_rest_on():
-    text = printed(tables.console(made()))
+    text = printed(screen.console(made()))
     assert re.search(r"\x1b\[1m76\.2 ± 1\.8", text)
     assert not re.search(r"\x1b\[1m66\.5", text)
-    flat = " ".join(plain(tables.console(made())).split())
+    flat = " ".join(plain(screen.console(made())).split())
     assert "66.5 ± 2.1" in flat
     assert "2 kB 1 MB" in flat
     assert "mean ± std over 2 seeds; round chosen on validation data" in flat
@@ -167,27 +167,27 @@ def test_the_screen_shows_the_best_in_bold_and_what_the_numbers_rest_on():
 
 def test_an_oracle_is_called_one_next_to_its_number():
     oracle = made(selection="oracle")
-    flat = " ".join(plain(tables.console(oracle)).split())
+    flat = " ".join(plain(screen.console(oracle)).split())
     assert "82.2 ± 17.3 ORACLE" in flat
     assert "personal (ORACLE: chosen on test data)" in flat
-    assert "82.2 ± 17.3** ORACLE" in tables.markdown(oracle)
-    assert "ORACLE: round chosen on test data" in tables.latex(oracle)
-    assert "selected: ORACLE (chosen on test data)" in plain(tables.detail(oracle.results[0]))
+    assert "82.2 ± 17.3** ORACLE" in formats.markdown(oracle)
+    assert "ORACLE: round chosen on test data" in formats.latex(oracle)
+    assert "selected: ORACLE (chosen on test data)" in plain(screen.detail(oracle.results[0]))
 
 
 def test_nothing_is_shown_as_a_dash(trained):
-    line = next(x for x in plain(tables.console(trained)).splitlines() if "fedbn" in x)
+    line = next(x for x in plain(screen.console(trained)).splitlines() if "fedbn" in x)
     assert line.count(DASH) == 3  # global, unseen, unseen-adapted
-    row = next(x for x in tables.markdown(trained).splitlines() if "| fedbn" in x)
+    row = next(x for x in formats.markdown(trained).splitlines() if "| fedbn" in x)
     assert row.count(f"| {DASH} ") == 3
-    assert tables.latex(trained).count("& -- ") == 3
-    shown = plain(tables.detail(trained.results[-1]))
+    assert formats.latex(trained).count("& -- ") == 3
+    shown = plain(screen.detail(trained.results[-1]))
     assert f"global, unseen, unseen-adapted: {DASH} (the method has no such model)" in shown
 
 
 def test_a_run_is_shown_at_its_three_rounds_with_traffic_and_what_it_shares():
     result = made_run(shares={"loss-probe": "training loss of the received model"})
-    flat = [" ".join(line.split()) for line in plain(tables.detail(result)).splitlines()]
+    flat = [" ".join(line.split()) for line in plain(screen.detail(result)).splitlines()]
     assert "selected (validation) 2 70.0 80.0 75.0 7.1 72.5 70.0" in flat
     assert "last 3 80.0 90.0 85.0 7.1 82.5 80.0" in flat
     assert "oracle (chosen on test data) 3 80.0 90.0 85.0 7.1 82.5 80.0" in flat
@@ -199,8 +199,8 @@ def test_a_run_is_shown_at_its_three_rounds_with_traffic_and_what_it_shares():
 
 def test_a_label_is_text_and_not_markup():
     odd = Comparison([made_run(label="[red]x[/red]")])
-    assert "[red]x[/red]" in plain(tables.console(odd))
-    assert "[red]x[/red]" in plain(tables.detail(odd.results[0]))
+    assert "[red]x[/red]" in plain(screen.console(odd))
+    assert "[red]x[/red]" in plain(screen.detail(odd.results[0]))
 
 
 @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ def test_sizes_are_for_people(count, text):
 
 
 def test_markdown_has_the_best_in_bold_and_escapes_labels():
-    text = tables.markdown(made())
+    text = formats.markdown(made())
     assert "| fedavg | **76.2 ± 1.8** | 2 kB | 1 MB |" in text
     assert "| fedprox | 66.5 ± 2.1 | 2 kB | 1 MB |" in text
-    assert r"| a\|b\_c | " in tables.markdown(Comparison([made_run(label="a|b_c")]))
+    assert r"| a\|b\_c | " in formats.markdown(Comparison([made_run(label="a|b_c")]))
 
 
 def test_latex_is_one_booktabs_table_per_scenario_with_the_best_in_bold():
-    text = tables.latex(Comparison([*made().results, *made(name="tiny_2").results]))
+    text = formats.latex(Comparison([*made().results, *made(name="tiny_2").results]))
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 2
     assert r"fedavg & \textbf{76.2 $\pm$ 1.8} & 2 kB & 1 MB \\" in text
@@ -241,14 +241,14 @@ def test_latex_is_one_booktabs_table_per_scenario_with_the_best_in_bold():
 
 
 def test_latex_escapes_what_latex_would_read():
-    text = tables.latex(Comparison([made_run(label=r"a_b 5% {x} & $y \z #1 <k> ~ ^")]))
+    text = formats.latex(Comparison([made_run(label=r"a_b 5% {x} & $y \z #1 <k> ~ ^")]))
     row = next(line for line in text.splitlines() if "75.0" in line)
     assert r"a\_b 5\% \{x\} \& \$y \textbackslash{}z \#1 \textless{}k\textgreater{}" in row
     assert r"\textasciitilde{} \textasciicircum{}" in row
 
 
 def test_csv_parses_back_to_every_number(trained):
-    lines = list(csv.DictReader(io.StringIO(tables.csv(trained))))
+    lines = list(csv.DictReader(io.StringIO(formats.csv(trained))))
     # fedavg: 2 x 2 + 2 x 1 domains and 4 measures each under 4 protocols; fedbn: personal alone
     assert len(lines) == 2 * 3 * ((2 + 2 + 1 + 1 + 4 * 4) + (2 + 4))
     for result in trained.results:
@@ -263,12 +263,12 @@ def test_csv_parses_back_to_every_number(trained):
 
 def test_csv_keeps_a_label_with_commas_and_quotes():
     label = 'fedavg, mu="1"'
-    lines = list(csv.DictReader(io.StringIO(tables.csv(Comparison([made_run(label=label)])))))
+    lines = list(csv.DictReader(io.StringIO(formats.csv(Comparison([made_run(label=label)])))))
     assert {x["method"] for x in lines} == {label}
 
 
 def test_a_table_is_written_to_a_file(tmp_path):
-    tables.write("±\n", tmp_path / "new" / "table.md")
+    formats.write("±\n", tmp_path / "new" / "table.md")
     assert (tmp_path / "new" / "table.md").read_text("utf-8") == "±\n"
 
 

@@ -49,7 +49,9 @@ def test_the_ledger_weighs_what_crossed_the_wire(tmp_path: Path):
     tensors = read_tensors(tmp_path / "r" / "weights.safetensors")[0]
     shared = {k: v for k, v in tensors.items() if k.startswith("shared/")}
     model = sum(v.numel() * v.element_size() for v in shared.values())
-    weights = sum(4 * v.numel() for k, v in shared.items() if "running" not in k and "num_" not in k)
+    weights = sum(
+        4 * v.numel() for k, v in shared.items() if "running" not in k and "num_" not in k
+    )
     for row in rows:
         assert row["kinds"]["shared"] == model
         assert row["kinds"]["payload/control-variates"] == weights
@@ -155,9 +157,7 @@ def test_compare_skips_what_is_done_and_gives_the_same_side_by_side(tmp_path: Pa
 
 def test_a_run_that_diverges_does_not_end_a_comparison(tmp_path: Path):
     place = tiny_scenario(rounds=2)
-    found = compare(
-        ["fedprox[mu=1e30]", "fedavg"], [place], seeds=[0], out=tmp_path, workers=1
-    )
+    found = compare(["fedprox[mu=1e30]", "fedavg"], [place], seeds=[0], out=tmp_path, workers=1)
     assert [r.label for r in found.results] == ["fedavg"]
     assert "loss term" in found.failures[0].reason or "not finite" in found.failures[0].reason
 

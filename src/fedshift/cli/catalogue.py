@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
+from fedshift.declare import settings_of
 from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS, Entry, parts
 from fedshift.scenario import Scenario
 
@@ -26,14 +26,13 @@ def catalogue(kind: str) -> list[Row]:
     return makers[kind]()
 
 
-def print_catalogue(kind: str, rows: list[Row]) -> None:
-    """A table on the screen."""
-    table = Table(title=f"{len(rows)} {kind}", box=None, title_justify="left", pad_edge=False)
-    for key in rows[0]:
-        table.add_column(key, overflow="fold", no_wrap=key == "name")
-    for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+def print_catalogue(rows: list[Row]) -> None:
+    """One line each, columns aligned; a terminal may wrap it, a pipe gets it whole."""
+    lines = [[_text(value) for value in row.values()] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo(text.rstrip())
 
 
 def _text(value: Any) -> str:
@@ -54,7 +53,9 @@ def _plain(entry: Entry[Any]) -> Row:
 def _methods() -> list[Row]:
     rows = []
     for entry in METHODS.entries().values():
-        settings = {key: value for _, key, value in entry.build().settings()}
+        whole = entry.build()
+        own = {p.name for p in whole.parts}  # a part's setting needs no owner's name before it
+        settings = {k if o in own else f"{o}.{k}": v for o, k, v in whole.settings()}
         rows.append(
             {
                 "name": entry.name,
@@ -69,7 +70,7 @@ def _methods() -> list[Row]:
 def _parts() -> list[Row]:
     rows = []
     for name, kind in sorted(parts().items()):
-        settings = {f.name: f.default for f in getattr(kind, "__dataclass_fields__", {}).values()}
+        settings = {f.name: f.default for f in settings_of(kind())}
         what = (kind.__doc__ or "").strip().split("\n")[0]
         rows.append({"name": name, "what": what, "switches": settings})
     return rows

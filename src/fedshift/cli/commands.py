@@ -18,7 +18,7 @@ from fedshift.comparison import read_comparison
 from fedshift.errors import ConfigError, UnknownNameError
 from fedshift.experiment import Listener, Options, execute, load_result
 from fedshift.registry import METHODS
-from fedshift.report import html, tables
+from fedshift.report import formats, html, screen
 from fedshift.results import Comparison, RunResult
 from fedshift.runs.config import configure
 from fedshift.runs.record import read_config
@@ -28,7 +28,7 @@ app = typer.Typer(
     name="fedshift",
     help="Federated learning under domain shift.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
@@ -104,7 +104,7 @@ def _tell(result: RunResult, path: Path, *, as_json: bool, quiet: bool) -> None:
     elif quiet:
         typer.echo(str(path))
     else:
-        Console().print(tables.detail(result))
+        Console().print(screen.detail(result))
         typer.echo(f"\nkept in {path}")
 
 
@@ -168,7 +168,7 @@ def _publish(found: Comparison, out: Path, *, as_json: bool, quiet: bool) -> Non
         typer.echo(str(page or out))
     else:
         if found.results:
-            Console().print(tables.console(found))
+            Console().print(screen.console(found))
         typer.echo(f"report: {page}")
     for failure in found.failures:
         typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
@@ -205,7 +205,7 @@ def list_(
     if as_json:
         typer.echo(json.dumps(rows))
     else:
-        print_catalogue(kind, rows)
+        print_catalogue(rows)
 
 
 @app.command()
@@ -219,7 +219,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
     else:
-        Console().print(tables.detail(found) if single else tables.console(found))
+        Console().print(screen.detail(found) if single else screen.console(found))
 
 
 @app.command()
@@ -235,11 +235,11 @@ def report(
     if form == "html":
         typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
         return
-    text = {"markdown": tables.markdown, "latex": tables.latex, "csv": tables.csv}[form](found)
+    text = {"markdown": formats.markdown, "latex": formats.latex, "csv": formats.csv}[form](found)
     if out is None:
         typer.echo(text)
     else:
-        tables.write(text, out)
+        formats.write(text, out)
         typer.echo(f"written: {out}")
 
 

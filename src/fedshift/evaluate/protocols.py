@@ -42,6 +42,7 @@ def evaluate(
 
 def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics]:
     """Each client's own model on its own samples; the client did the counting."""
+    order = {client: i for i, client in enumerate(federation.sites)}  # domains as the scenario's
     out = {}
     for split in ("val", "test"):
         counts = [
@@ -53,7 +54,7 @@ def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics
                 u.metrics[f"{split}/loss"],
                 weight=u.examples,
             )
-            for u in updates
+            for u in sorted(updates, key=lambda u: order[u.client])
         ]
         out[split] = Metrics.of(counts)
     return out

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 import fedshift
 from fedshift.errors import ConfigError
@@ -148,7 +147,7 @@ def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]
         "name": name,
         "text": PROTOCOLS.get(name, ""),
         "tables": {c: per_domain(rows(comparison, scenario, name, c), c) for c in CHOICES},
-        "figures": [Markup(svg) for svg in drawings(comparison, scenario, name)],
+        "figures": list(drawings(comparison, scenario, name)),
     }
 
 

@@ -1,24 +1,14 @@
-"""Tables of a comparison: on the screen, in Markdown, LaTeX and CSV."""
+"""The numbers of a comparison as rows and columns, for screens, files and pages."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterable, Sequence
-from csv import writer as csv_writer
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from fedshift.results import Cell, Choice, Comparison, Outcome, RunResult
-from fedshift.runs.files import write_bytes
+from fedshift.results import Cell, Choice, Comparison, RunResult
 
 T = TypeVar("T")
 NONE = "\N{EN DASH}"
@@ -29,9 +19,6 @@ RULES = {
     "last": "last round, nothing chosen",
     "oracle": "ORACLE: round chosen on test data",
 }
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
-TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +87,7 @@ def _row(
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
     """All runs in one scenario."""
-    return [r for r in comparison.results if r.config.scenario.name == scenario]
+    return [r for r in comparison.results if r.config.place == scenario]
 
 
 def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:
@@ -223,62 +210,6 @@ def summaries(comparison: Comparison) -> list[Summary]:
     ]
 
 
-def console(comparison: Comparison) -> RenderableType:
-    """One table per scenario, and what its numbers rest on."""
-    return Group(*(part for summary in summaries(comparison) for part in _screen(summary)))
-
-
-def _screen(summary: Summary) -> Iterable[RenderableType]:
-    table = _table(summary.scenario, summary.headings)
-    for method, cells, traffic in summary.lines(_shown):
-        table.add_row(Text(method), *cells, *traffic)
-    yield table
-    yield Text(summary.note)
-    yield Text(_joined(summary.confounders) + "\n", style="dim")
-
-
-def _shown(row: TableRow, best: bool) -> Text:
-    text = Text(str(row.avg), style="bold" if best else "")
-    return text.append(row.mark, style="bold red")
-
-
-def _table(title: str, heads: Sequence[str]) -> Table:
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD)
-    for i, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
-    return table
-
-
-def _joined(pairs: dict[str, str]) -> str:
-    return "; ".join(f"{key}: {value}" for key, value in pairs.items())
-
-
-def detail(result: RunResult) -> RenderableType:
-    """One run: every protocol at the three rounds, traffic, sharing, confounders."""
-    place, facts = result.config.scenario, result.summary
-    head = Text(result.label, style="bold")
-    head.append(f"  in {place.name}, seed {facts['seed']}, {facts['rounds']} rounds\n", "not bold")
-    known = [p for p in place.protocols if p in facts["protocols"]]
-    missing = ", ".join(p for p in place.protocols if p not in known)
-    lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
-    lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
-    dim = Text(_joined(facts["confounders"]), style="dim")
-    return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
-
-
-def _protocol(result: RunResult, protocol: str) -> Table:
-    names = domains_of([result], protocol)
-    measures = measures_of(names)
-    table = _table(protocol, ["choice", "round", *names, *map(measure_name, measures)])
-    for choice in CHOICES:
-        if outcome := result.outcome(protocol, choice):
-            values = [outcome.metrics.domains[d] for d in names]
-            values += [getattr(outcome.metrics, m) for m in measures]
-            name = choice_name(choice, outcome.rule)
-            table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
-    return table
-
-
 def choice_name(choice: str, rule: str) -> str:
     """A choice in words that cannot be taken for a fair one if it is not.
 
@@ -296,105 +227,12 @@ def measure_name(measure: str) -> str:
     return measure if measure == "worst" else measure.upper()
 
 
+def joined(pairs: Mapping[str, str]) -> str:
+    """Confounders as one line."""
+    return "; ".join(f"{key}: {value}" for key, value in pairs.items())
+
+
 def shared(result: RunResult) -> str:
     """Data-derived payload that leaves a site, by part."""
     found: dict[str, str] = result.summary["shares"]
     return "; ".join(f"{part}: {text}" for part, text in found.items()) or "nothing"
-
-
-def _traffic(result: RunResult) -> str:
-    each, total = per_round(result), result.summary["bytes"]["total"]
-    return (
-        f"{size(each['up'])} up and {size(each['down'])} down per round of training; "
-        f"{size(total['up'])} up and {size(total['down'])} down in all, scoring included"
-    )
-
-
-def markdown(comparison: Comparison) -> str:
-    """One table per scenario; the best mean is bold."""
-    return "\n".join(_markdown(summary) for summary in summaries(comparison))
-
-
-def _markdown(summary: Summary) -> str:
-    def cell(row: TableRow, best: bool) -> str:
-        return (f"**{row.avg}**" if best else str(row.avg)) + row.mark
-
-    lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
-    lines += [
-        [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
-    ]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    head = f"### {_markdown_text(summary.scenario)}"
-    return f"{head}\n\n{table}\n{summary.note}.\n\n{_joined(summary.confounders)}.\n"
-
-
-def _markdown_text(text: str) -> str:
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
-
-
-def latex(comparison: Comparison) -> str:
-    """One booktabs table per scenario; the best mean is bold."""
-    return "\n".join(_latex(summary) for summary in summaries(comparison))
-
-
-def _latex(summary: Summary) -> str:
-    def cell(row: TableRow, best: bool) -> str:
-        return (rf"\textbf{{{tex(str(row.avg))}}}" if best else tex(str(row.avg))) + row.mark
-
-    body = [[tex(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
-    lines = [" & ".join(line) + r" \\" for line in [list(map(tex, summary.headings)), *body]]
-    caption = f"{summary.scenario}. {summary.note}. Protocols: {', '.join(summary.columns)}."
-    return "\n".join(
-        [
-            r"\begin{table}\centering",
-            rf"  \caption{{{tex(caption)}}}",
-            rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
-            rf"  \begin{{tabular}}{{l{'r' * (len(summary.headings) - 1)}}}",
-            r"    \toprule",
-            f"    {lines[0]}",
-            r"    \midrule",
-            *(f"    {line}" for line in lines[1:]),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            rf"  \par\smallskip\footnotesize {tex(_joined(summary.confounders))}.",
-            "\\end{table}\n",
-        ]
-    )
-
-
-def tex(text: str) -> str:
-    r"""Plain text for LaTeX.
-
-    >>> print(tex("lr_decay 5%"))
-    lr\_decay 5\%
-    """
-    return "".join(TEX.get(char, char) for char in text)
-
-
-def csv(comparison: Comparison) -> str:
-    """One line per run, protocol, choice and value; what a method has no model for has no line."""
-    out = io.StringIO()
-    sheet = csv_writer(out, lineterminator="\n")
-    head = "run method scenario seed protocol choice rule round measure domain value"
-    sheet.writerow(head.split())
-    for result in comparison.results:
-        config = result.config
-        first = [config.name, result.label, config.scenario.name, config.seed]
-        for protocol in result.summary["protocols"]:
-            for choice in CHOICES:
-                if outcome := result.outcome(protocol, choice):
-                    place = [*first, protocol, choice, outcome.rule, outcome.round]
-                    sheet.writerows([*place, *line] for line in _values(outcome))
-    return out.getvalue()
-
-
-def _values(outcome: Outcome) -> Iterable[tuple[str, str, float]]:
-    for domain, value in outcome.metrics.domains.items():
-        yield "accuracy", domain, value
-    for measure in MEASURES:
-        yield measure, "", getattr(outcome.metrics, measure)
-
-
-def write(text: str, path: Path) -> None:
-    """Put a table into a file, atomically."""
-    write_bytes(path, text.encode())

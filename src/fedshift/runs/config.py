@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 import fedshift
 from fedshift.errors import RunError
 from fedshift.method import Method
+from fedshift.registry import SCENARIOS
 from fedshift.registry import build as build_method
 from fedshift.scenario import Frozen, Scenario, one_line
 
@@ -23,7 +24,7 @@ class RunConfig(Frozen):
 
     format: int = 1
     method: str  # expression, or the label of a Method object
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
     composition: dict[str, Any]
     replayable: bool = True  # False: the method came as an object and must be given again
@@ -36,6 +37,16 @@ class RunConfig(Frozen):
         changed = [f"{k}={v}" for k, v in self.settings.items()]
         removed = [f"without {name}" for name in self.without]
         return ", ".join([self.method, *changed, *removed])
+
+    @property
+    def place(self) -> str:
+        """The scenario with what was changed of the registered one: what tables print."""
+        known = SCENARIOS.entries().get(self.scenario.name)
+        if known is None:
+            return self.scenario.name
+        base, own = flat(known.build()), flat(self.scenario)
+        changed = [f"{k}={v}" for k, v in own.items() if v != base.get(k)]
+        return f"{self.scenario.name}[{', '.join(changed)}]" if changed else self.scenario.name
 
     @property
     def fingerprint(self) -> str:
@@ -64,6 +75,13 @@ class RunConfig(Frozen):
                 "fedshift.run(method, ..., resume=True)"
             )
         return build_method(self.method, **self.settings).without(*self.without)
+
+
+def flat(scenario: Scenario) -> dict[str, Any]:
+    """Values of a scenario, those of the partition as ``partition.key``."""
+    values = scenario.model_dump(exclude={"name", "summary", "partition"})
+    plan = scenario.partition.model_dump()
+    return values | {f"partition.{key}": value for key, value in plan.items()}
 
 
 def configure(

@@ -26,7 +26,9 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise RunError(f"{path} does not exist; check the path") from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(f"cannot use {path}: {reason}; free space or choose another --out") from error
+        raise RunError(
+            f"cannot use {path}: {reason}; free space or choose another --out"
+        ) from error
 
 
 def write_bytes(path: Path, blob: bytes) -> None:

@@ -65,7 +65,9 @@ class Record:
     def _note(self, message: Broadcast | Update, direction: str) -> None:
         row = {"round": message.round, "task": message.task, "client": message.client}
         kinds = message.weigh()
-        self.ledger.append(row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds})
+        self.ledger.append(
+            row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds}
+        )
 
     def traffic(self, task: str | None = None) -> dict[str, int]:
         """Bytes by direction, of one task or of all."""
@@ -135,7 +137,11 @@ class Record:
 
 def config_json(config: RunConfig) -> Row:
     """The configuration as it is stored, with versions beside it."""
-    return {"run": config.model_dump(mode="json"), "name": config.name, "environment": environment()}
+    return {
+        "run": config.model_dump(mode="json"),
+        "name": config.name,
+        "environment": environment(),
+    }
 
 
 def read_config(path: Path) -> RunConfig:

@@ -1,0 +1,107 @@
+"""Tables as text: Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from csv import writer as csv_writer
+from pathlib import Path
+
+from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, TableRow, joined, summaries
+from fedshift.results import Comparison, Outcome
+from fedshift.runs.files import write_bytes
+
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
+TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
+
+
+def markdown(comparison: Comparison) -> str:
+    """One table per scenario; the best mean is bold."""
+    return "\n".join(_markdown(summary) for summary in summaries(comparison))
+
+
+def _markdown(summary: Summary) -> str:
+    def cell(row: TableRow, best: bool) -> str:
+        return (f"**{row.avg}**" if best else str(row.avg)) + row.mark
+
+    lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
+    lines += [
+        [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
+    ]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head = f"### {_markdown_text(summary.scenario)}"
+    return f"{head}\n\n{table}\n{summary.note}.\n\n{joined(summary.confounders)}.\n"
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
+
+
+def latex(comparison: Comparison) -> str:
+    """One booktabs table per scenario; the best mean is bold."""
+    return "\n".join(_latex(summary) for summary in summaries(comparison))
+
+
+def _latex(summary: Summary) -> str:
+    def cell(row: TableRow, best: bool) -> str:
+        return (rf"\textbf{{{tex(str(row.avg))}}}" if best else tex(str(row.avg))) + row.mark
+
+    body = [[tex(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
+    lines = [" & ".join(line) + r" \\" for line in [list(map(tex, summary.headings)), *body]]
+    caption = f"{summary.scenario}. {summary.note}. Protocols: {', '.join(summary.columns)}."
+    return "\n".join(
+        [
+            r"\begin{table}\centering",
+            rf"  \caption{{{tex(caption)}}}",
+            rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (len(summary.headings) - 1)}}}",
+            r"    \toprule",
+            f"    {lines[0]}",
+            r"    \midrule",
+            *(f"    {line}" for line in lines[1:]),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            rf"  \par\smallskip\footnotesize {tex(joined(summary.confounders))}.",
+            "\\end{table}\n",
+        ]
+    )
+
+
+def tex(text: str) -> str:
+    r"""Plain text for LaTeX.
+
+    >>> print(tex("lr_decay 5%"))
+    lr\_decay 5\%
+    """
+    return "".join(TEX.get(char, char) for char in text)
+
+
+def csv(comparison: Comparison) -> str:
+    """One line per run, protocol, choice and value; what a method has no model for has no line."""
+    out = io.StringIO()
+    sheet = csv_writer(out, lineterminator="\n")
+    head = "run method scenario seed protocol choice rule round measure domain value"
+    sheet.writerow(head.split())
+    for result in comparison.results:
+        config = result.config
+        first = [config.name, result.label, config.place, config.seed]
+        for protocol in result.summary["protocols"]:
+            for choice in CHOICES:
+                if outcome := result.outcome(protocol, choice):
+                    place = [*first, protocol, choice, outcome.rule, outcome.round]
+                    sheet.writerows([*place, *line] for line in _values(outcome))
+    return out.getvalue()
+
+
+def _values(outcome: Outcome) -> Iterable[tuple[str, str, float]]:
+    for domain, value in outcome.metrics.domains.items():
+        yield "accuracy", domain, value
+    for measure in MEASURES:
+        yield measure, "", getattr(outcome.metrics, measure)
+
+
+def write(text: str, path: Path) -> None:
+    """Put a table into a file, atomically."""
+    write_bytes(path, text.encode())

@@ -1,0 +1,89 @@
+"""Tables on the screen: a comparison, or one run in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedshift.report.tables import (
+    CHOICES,
+    NONE,
+    Summary,
+    TableRow,
+    choice_name,
+    domains_of,
+    joined,
+    measure_name,
+    measures_of,
+    per_round,
+    shared,
+    size,
+    summaries,
+)
+from fedshift.results import Comparison, RunResult
+
+
+def console(comparison: Comparison) -> RenderableType:
+    """One table per scenario, and what its numbers rest on."""
+    return Group(*(part for summary in summaries(comparison) for part in _screen(summary)))
+
+
+def _screen(summary: Summary) -> Iterable[RenderableType]:
+    table = _table(summary.scenario, summary.headings)
+    for method, cells, traffic in summary.lines(_shown):
+        table.add_row(Text(method), *cells, *traffic)
+    yield table
+    yield Text(summary.note)
+    yield Text(joined(summary.confounders) + "\n", style="dim")
+
+
+def _shown(row: TableRow, best: bool) -> Text:
+    text = Text(str(row.avg), style="bold" if best else "")
+    return text.append(row.mark, style="bold red")
+
+
+def _table(title: str, heads: Sequence[str]) -> Table:
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD)
+    for i, head in enumerate(heads):
+        table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def detail(result: RunResult) -> RenderableType:
+    """One run: every protocol at the three rounds, traffic, sharing, confounders."""
+    place, facts = result.config.scenario, result.summary
+    head = Text(result.label, style="bold")
+    head.append(
+        f"  in {result.config.place}, seed {facts['seed']}, {facts['rounds']} rounds\n", "not bold"
+    )
+    known = [p for p in place.protocols if p in facts["protocols"]]
+    missing = ", ".join(p for p in place.protocols if p not in known)
+    lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
+    lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
+    dim = Text(joined(facts["confounders"]), style="dim")
+    return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
+
+
+def _protocol(result: RunResult, protocol: str) -> Table:
+    names = domains_of([result], protocol)
+    measures = measures_of(names)
+    table = _table(protocol, ["choice", "round", *names, *map(measure_name, measures)])
+    for choice in CHOICES:
+        if outcome := result.outcome(protocol, choice):
+            values = [outcome.metrics.domains[d] for d in names]
+            values += [getattr(outcome.metrics, m) for m in measures]
+            name = choice_name(choice, outcome.rule)
+            table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
+    return table
+
+
+def _traffic(result: RunResult) -> str:
+    each, total = per_round(result), result.summary["bytes"]["total"]
+    return (
+        f"{size(each['up'])} up and {size(each['down'])} down per round of training; "
+        f"{size(total['up'])} up and {size(total['down'])} down in all, scoring included"
+    )

@@ -1,0 +1,67 @@
+"""The documentation has not drifted from the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedshift
+from fedshift.registry import METHODS, import_file
+from fedshift.testing import finite_and_moving
+
+ROOT = Path(__file__).parent.parent
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python[^\n]*\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs_as_it_is_printed(tmp_path: Path):
+    code = blocks(ROOT / "README.md")[0]
+    assert len(code.strip().splitlines()) <= 25
+    short = code.replace("rounds=20", "rounds=1").replace("range(3)", "range(1)")
+    short = f"if __name__ == '__main__':\n    {short.replace(chr(10), chr(10) + '    ')}"
+    (tmp_path / "example.py").write_text(short)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "validation" in done.stdout
+    assert "fedprox[mu=0.1]" in done.stdout
+
+
+def test_the_method_of_the_guide_keeps_the_contract(tmp_path: Path):
+    code = next(b for b in blocks(ROOT / "docs" / "extending.md") if "@register" in b)
+    (tmp_path / "head_decay.py").write_text(code)
+    import_file(tmp_path / "head_decay.py")
+    finite_and_moving("fedbn + head-decay[kappa=0.3]")
+
+
+def test_every_method_is_documented():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    ours = [n for n, e in METHODS.entries().items() if e.build.__module__.startswith("fedshift.")]
+    assert [name for name in ours if f"`{name}`" not in text] == []
+
+
+def test_every_public_name_is_importable_and_the_guides_name_no_other():
+    for name in fedshift.__all__:
+        assert getattr(fedshift, name) is not None
+    used = {n for t in TEXTS for n in re.findall(r"fedshift\.([A-Za-z_]+)\(", t.read_text())}
+    assert used <= set(fedshift.__all__)
+
+
+def test_links_between_the_texts_lead_somewhere():
+    for text in TEXTS:
+        for target in re.findall(r"\]\(([^)#:\s]+)", text.read_text()):
+            assert (text.parent / target).exists(), f"{text.name} links to {target}"
+
+
+def test_no_source_file_is_longer_than_400_lines():
+    long = {p: len(p.read_text().splitlines()) for p in (ROOT / "src").rglob("*.py")}
+    assert {str(p): n for p, n in long.items() if n > 400} == {}

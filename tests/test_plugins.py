@@ -98,3 +98,17 @@ def test_a_missing_plugin_folder_is_one_line():
     done = fedshift("list", "methods", FEDSHIFT_PLUGINS="/nowhere/at/all")
     assert done.returncode == 2
     assert done.stderr == "error: FEDSHIFT_PLUGINS names /nowhere/at/all, which does not exist\n"
+
+
+def test_a_part_that_needs_arguments_is_passed_over(tmp_path: Path):
+    (tmp_path / "needy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedshift.method import Part\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Needy(Part):\n"
+        "    size: int\n"
+    )
+    done = fedshift("list", "parts", FEDSHIFT_PLUGINS=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "mixup" in done.stdout
+    assert "needy" not in done.stdout

@@ -44,6 +44,11 @@ def _check_optimiser(item: Declares, scenario: Scenario) -> None:
 def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
     """No empty client, no single sample under BatchNorm, something to select on."""
     normalised = any(isinstance(m, _BatchNorm) for m in net.modules())
+    if normalised and scenario.batch_size == 1:
+        raise ConfigError(
+            "batch_size is 1 and the backbone has BatchNorm, which needs 2; raise it, or use "
+            "a backbone with norm=group"
+        )
     for site in federation.sites.values():
         n = len(site.data.train)
         if n == 0:

@@ -53,7 +53,7 @@ class Client:
     inbox: Tree  # payload as it arrived, "part/key"
     state: State
     batches: int = 0
-    steps: int = 0  # of the base player
+    steps: int = 0  # optimiser steps that moved what the server sent
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     @property
@@ -227,10 +227,16 @@ class Worker:
         for turn in turns if keep else ():
             restore_optimiser(turn, client.state["optimiser"])
         descend(self.net, self._batches(client, phase), turns, log)
-        base = {p.name for p in phase.players if p.objective is None}
-        client.steps += sum(turn.steps for turn in turns if turn.name in base)
+        client.steps += sum(turn.steps for turn in turns if self._counts(client, turn))
         for turn in turns if keep else ():
             client.state["optimiser"] |= optimiser_state(turn)
+
+    @staticmethod
+    def _counts(client: Client, turn: Turn) -> bool:
+        """Whether a player's steps are those of the shared model."""
+        named = dict(client.net.named_parameters())
+        moved = {k for k, p in turn.parameters if named.get(k) is p}
+        return bool(moved & client.sent) if client.sent else bool(moved)
 
     def _turn(self, client: Client, player: Player) -> Turn:
         optimisation = self.scenario.optimisation(client.round)

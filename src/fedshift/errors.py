@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class FedshiftError(Exception):
@@ -17,11 +18,13 @@ class ConfigError(FedshiftError):
 class UnknownNameError(FedshiftError):
     """A name that nothing is registered under."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str]) -> Self:
+        """With the nearest names, or all of them if none is near."""
         known = sorted(known)
         near = difflib.get_close_matches(name, known, 3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"no {kind} is called {name!r}; {hint}")
+        return cls(f"no {kind} is called {name!r}; {hint}")
 
 
 class ClashError(FedshiftError):

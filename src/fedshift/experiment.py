@@ -69,7 +69,7 @@ def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
     backbone = BACKBONES.get(place.backbone)
     for option in place.backbone_options:
         if option not in backbone.options:
-            raise UnknownNameError(
+            raise UnknownNameError.of(
                 f"option of backbone {backbone.name!r}", option, backbone.options
             )
     classes = len(federation.classes)
@@ -149,7 +149,7 @@ def execute(
     """Play a configured run; what is already finished in ``path`` is read, not played again."""
     options = options or Options()
     if options.transport not in TRANSPORTS:
-        raise UnknownNameError("transport", options.transport, TRANSPORTS)
+        raise UnknownNameError.of("transport", options.transport, TRANSPORTS)
     if path is not None and (done := finished(config, path, resume=options.resume)):
         return done
     with one_thread():

@@ -85,7 +85,6 @@ class Turn:
         step = Step(batch, self.forward(batch), self.name)
         terms = self.objective(step)
         moved = [p for _, p in self.parameters]
-        self.optimiser.zero_grad(set_to_none=True)
         total = (
             torch.stack(list(terms.values())).sum()
             if len(terms) > 1
@@ -97,6 +96,7 @@ class Turn:
         if self.optimisation.clip is not None:
             clip_grad_norm_(moved, self.optimisation.clip)
         self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)  # the next player's hooks see only its own
         self.steps += 1
         log.add(batch.index, terms)
 

@@ -68,7 +68,7 @@ class Update(Message):
     """One client to the server."""
 
     examples: int = 0
-    steps: int = 0  # optimiser steps of the base player
+    steps: int = 0  # optimiser steps that moved the shared entries
     facts: dict[str, Scalar] = field(default_factory=dict)  # enrolment: domain and the like
     metrics: dict[str, float] = field(
         default_factory=dict

@@ -168,7 +168,7 @@ class Method:
         known = {p.name for p in self.parts} | {self.aggregate.name}
         for name in names:
             if name not in known:
-                raise UnknownNameError("part of this method", name, known)
+                raise UnknownNameError.of("part of this method", name, known)
         parts = tuple(p for p in self.parts if p.name not in names)
         return Method(parts, Mean() if self.aggregate.name in names else self.aggregate)
 
@@ -186,7 +186,7 @@ class Method:
         holders = [h for h in self.settings() if h[1] == name and owner in ("", h[0])]
         if not holders:
             known = [f"{h[0]}.{h[1]}" for h in self.settings()] + [h[1] for h in self.settings()]
-            raise UnknownNameError("parameter of this method", key, known or ["(it has none)"])
+            raise UnknownNameError.of("parameter of this method", key, known or ["(it has none)"])
         if len(holders) > 1:
             options = " or ".join(f"{h[0]}.{h[1]}" for h in holders)
             raise ConfigError(f"{key!r} is ambiguous; say {options}")

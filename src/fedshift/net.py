@@ -71,6 +71,10 @@ class Net(nn.Module):
             raise ConfigError(
                 f"{name} follows stage {after!r}, but this backbone has {', '.join(self.stages)}"
             )
+        if hasattr(nn.ModuleDict, name):
+            raise ConfigError(
+                f"a neck cannot be called {name!r}, torch uses that name; rename the part"
+            )
         self.extra[name] = neck
         self.necks[after].append(name)
 

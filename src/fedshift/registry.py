@@ -10,6 +10,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -90,7 +91,7 @@ class Registry(Generic[T]):
         """The entry called ``name``, or an error with the nearest names."""
         known = self.entries()
         if name not in known:
-            raise UnknownNameError(self.kind, name, known)
+            raise UnknownNameError.of(self.kind, name, known)
         return known[name]
 
 
@@ -135,7 +136,10 @@ def parts() -> dict[str, type[Part]]:
     while open_:
         for kind in open_.pop().__subclasses__():
             open_.append(kind)
-            found[kind().name] = kind
+            with suppress(
+                TypeError
+            ):  # a part that has settings without a default stands in no word
+                found[kind().name] = kind
     return found
 
 
@@ -168,7 +172,7 @@ def component(word: str, known: Mapping[str, Entry[Method]], settings: Mapping[s
         raise ConfigError(f"cannot read {word!r}; write a name, or name[key=value, key=value]")
     name, inside = match.groups()
     if name not in known:
-        raise UnknownNameError("method or part", name, known)
+        raise UnknownNameError.of("method or part", name, known)
     settings = dict(settings) | parse_settings((inside or "").split(","))
     options = known[name].options
     own = {k: convert(k, v, options[k].default) for k, v in settings.items() if k in options}

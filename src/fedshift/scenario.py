@@ -101,7 +101,7 @@ class Scenario(Frozen):
         """A validated copy with other values; one readable line if they do not fit."""
         for key in values:
             if key not in type(self).model_fields:
-                raise UnknownNameError("scenario option", key, type(self).model_fields)
+                raise UnknownNameError.of("scenario option", key, type(self).model_fields)
         for one, other in (("steps", "epochs"), ("fraction", "clients_per_round")):
             if values.get(one):
                 values.setdefault(other, None)

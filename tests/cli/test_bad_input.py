@@ -114,6 +114,10 @@ CASES = {
         ["--method", "fedavg", "--scenario", "tiny-single"],
         "client dark-0 has 1 training sample and the backbone has BatchNorm",
     ),
+    "batch of one under BN": (
+        ["--method", "fedavg", "--set", "scenario.batch_size=1"],
+        "batch_size is 1 and the backbone has BatchNorm",
+    ),
     "unknown part": (
         ["--method", "fedprox", "--without", "proximale"],
         "no part of this method is called 'proximale'; did you mean proximal",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedshift import tree
 from fedshift.errors import DivergedError
-from fedshift.loop import Batch, Log, rows_of_epoch, shuffled_rows
+from fedshift.loop import Batch, Log, shuffled_rows
 from fedshift.method import Method, Part, Phase, Player
 from fedshift.methods.ditto import PersonalModel
 from fedshift.methods.fedprox import Proximal
@@ -201,7 +201,7 @@ def test_losses_are_logged_by_name_as_means_over_the_steps(valley, replies):
     [(9, 4, [4, 5]), (5, 4, [5]), (6, 4, [4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (3, 4, [3])],
 )
 def test_a_trailing_single_row_joins_the_batch_before_it(n, size, expected):
-    chunks = rows_of_epoch(n, size, torch.Generator().manual_seed(0))
+    chunks = list(shuffled_rows(n, size, torch.Generator(), epochs=1, steps=None))
     assert [len(c) for c in chunks] == expected
     assert sorted(torch.cat(chunks).tolist()) == list(range(n))
 
@@ -317,6 +317,24 @@ def test_a_player_keeps_its_momentum_over_the_phases_of_a_visit(valley):
     one, two = valley.start(steps=2, **kept), valley.start(TwoPhases(), **kept)
     a, b = (play(s, 2).server.shared["valley.w"] for s in (one, two))
     assert torch.equal(a, b)
+
+
+@dataclass(frozen=True)
+class Clumsy(Part):
+    """Measures by wearing out the net and the generator of the batches."""
+
+    def probe(self, client):
+        torch.rand(3, generator=client.generator("batches"))
+        with torch.no_grad():
+            client.net.get_parameter("head.weight").zero_()
+        return {"weight": client.net.get_parameter("head.weight")}
+
+
+def test_a_probe_leaves_no_trace(same_bits, replies):
+    plain, probed = play(start("fedavg"), 1), play(start(Method((Clumsy(),))), 1)
+    same_bits(plain.server.shared, probed.server.shared)
+    for update in replies(probed, 1).values():  # what was measured is what it was then
+        assert not update.payload["clumsy/weight"].any()
 
 
 def test_training_leaves_received_and_initial_untouched(open_client):

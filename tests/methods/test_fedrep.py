@@ -57,11 +57,16 @@ def test_the_half_that_rests_gets_no_gradient(pages):
 
 
 @pytest.mark.parametrize("head_epochs", [1, 5])
-def test_the_number_of_steps_is_that_of_both_phases(head_epochs, replies):
-    session = play(start(build("fedrep", head_epochs=head_epochs)), 1)
+def test_both_phases_play_their_epochs_and_the_shared_bodys_steps_are_reported(
+    head_epochs, pages, replies
+):
+    session = play(start(build("fedrep", head_epochs=head_epochs).plus(Diary())), 1)
     batches = {"bright-0": 2, "bright-1": 2, "dark-0": 3, "dark-1": 3}  # of 4: 7, 6, 11, 11 samples
+    for client, n in batches.items():
+        players = [player for who, player, _, _ in pages if who == client]
+        assert (players.count("head"), players.count("body")) == (head_epochs * n, 2 * n)
     found = {u.client: u.steps for u in replies(session, 1)}
-    assert found == {client: (head_epochs + 2) * n for client, n in batches.items()}
+    assert found == {client: 2 * n for client, n in batches.items()}
 
 
 def test_a_budget_of_steps_is_the_bodys(pages):

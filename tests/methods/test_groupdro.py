@@ -49,6 +49,8 @@ def test_absent_clients_neither_gain_nor_lose():
         w |= {c: w[c] * np.exp(0.5 * loss) for c, loss in losses.items()}
         expected = np.array([w[c] for c in losses])
         np.testing.assert_allclose(found.numpy(), expected / expected.sum(), rtol=1e-12)
+        kept = server.state[whole.aggregate.weights.name]  # of all clients, a distribution
+        assert float(sum(kept.values())) == pytest.approx(1.0)
 
 
 def test_the_weights_are_those_of_the_aggregation(replies):

@@ -251,7 +251,7 @@ def check(
     from fedshift.testing import check_contract  # noqa: PLC0415  registers a toy dataset
 
     if not method.strip():
-        raise UnknownNameError("method", method, METHODS.entries())
+        raise UnknownNameError.of("method", method, METHODS.entries())
     verdicts = check_contract(method)
     for verdict in verdicts:
         mark = "broken" if verdict.failure else "kept  "

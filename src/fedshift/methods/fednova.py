@@ -29,7 +29,10 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 @dataclass(frozen=True)
 class NormalisedMean(Aggregator):
-    """theta + tau_eff sum_k p_k (theta_k - theta) / tau_k, tau_eff = sum_k p_k tau_k (Eq. 6)."""
+    """theta + tau_eff sum_k p_k (theta_k - theta) / tau_k, tau_eff = sum_k p_k tau_k (Eq. 6).
+
+    With momentum, tau_k assumes a buffer that starts at zero each round (optimiser state reset).
+    """
 
     optimisers = frozenset({"sgd", "momentum"})
 

@@ -48,6 +48,7 @@ def _shown(row: TableRow, best: bool) -> Text:
 
 def _table(title: str, heads: Sequence[str]) -> Table:
     table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False  # eighty columns hold a run's widest table
     for i, head in enumerate(heads):
         table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
     return table

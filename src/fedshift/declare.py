@@ -27,8 +27,9 @@ RESOURCES = {
 def kebab(name: str) -> str:
     """Class name to command-line name.
 
-    >>> kebab("PrivateBatchNorm")
-    'private-batch-norm'
+    Examples:
+        >>> kebab("PrivateBatchNorm")
+        'private-batch-norm'
     """
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 

@@ -149,10 +149,11 @@ def build(expression: str, **settings: Any) -> Method:
     The first name is a method; ``+`` adds a method or a part, ``-`` (between spaces) takes a part
     away. ``settings`` are those of the first name.
 
-    >>> build("fedprox", mu=0.1).parts[0].mu
-    0.1
-    >>> [p.name for p in build("fedavg + mixup[alpha=0.4] + proximal").parts]
-    ['mixup', 'proximal']
+    Examples:
+        >>> build("fedprox", mu=0.1).parts[0].mu
+        0.1
+        >>> [p.name for p in build("fedavg + mixup[alpha=0.4] + proximal").parts]
+        ['mixup', 'proximal']
     """
     words = re.split(r"\s+([+-])\s+", expression.strip())
     whole = component(words[0], METHODS.entries(), settings)

@@ -13,8 +13,9 @@ import torch
 def derive(*names: object) -> int:
     """A 63-bit seed from any names; a new name shifts nobody else's numbers.
 
-    >>> derive(0, "batches") == derive(0, "batches"), derive(0, "a") == derive(0, "b")
-    (True, False)
+    Examples:
+        >>> derive(0, "batches") == derive(0, "batches"), derive(0, "a") == derive(0, "b")
+        (True, False)
     """
     text = "\x1f".join(str(n) for n in names).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

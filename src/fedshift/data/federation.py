@@ -51,7 +51,7 @@ def federate(scenario: Scenario, seed: int) -> Federation:
     wanted = (*scenario.domains, *([scenario.unseen] if scenario.unseen else []))
     for name in wanted:
         if name not in stores:
-            raise UnknownNameError(f"domain of {scenario.data!r}", name, stores)
+            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
     domains = {name: whole(stores[name]) for name in wanted}
     sites = deal(scenario, {n: stores[n] for n in scenario.domains}, domains, seed)
     first = stores[wanted[0]]

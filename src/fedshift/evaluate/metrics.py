@@ -72,7 +72,8 @@ class Metrics:
 def rounds_to(threshold: float, history: Iterable[tuple[int, float]]) -> int | None:
     """First round whose accuracy reaches ``threshold``, None if none does.
 
-    >>> rounds_to(80.0, [(1, 60.0), (2, 81.0), (3, 79.0)])
-    2
+    Examples:
+        >>> rounds_to(80.0, [(1, 60.0), (2, 81.0), (3, 79.0)])
+        2
     """
     return next((round_ for round_, value in history if value >= threshold), None)

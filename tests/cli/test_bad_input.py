@@ -13,29 +13,9 @@ import fedshift.testing
 from fedshift.cli import main
 from fedshift.loop import Step
 from fedshift.method import Method, Part
-from fedshift.registry import register, register_scenario
+from fedshift.registry import METHODS, SCENARIOS, Entry
 from fedshift.scenario import Partition
 from fedshift.testing import tiny_scenario
-
-
-@register_scenario("tiny")
-def tiny():
-    return tiny_scenario()
-
-
-@register_scenario("tiny-empty")
-def tiny_empty():
-    return tiny_scenario(
-        name="tiny-empty",
-        partition=Partition(clients_per_domain=14),
-        backbone_options={"norm": "group"},
-    )
-
-
-@register_scenario("tiny-single")
-def tiny_single():
-    plan = Partition(clients_per_domain=2, samples_per_client=1)
-    return tiny_scenario(name="tiny-single", partition=plan)
 
 
 class Explode(Part):
@@ -45,10 +25,22 @@ class Explode(Part):
         return step.out.logits.sum() * (float("nan") if step.batch.index >= 1 else 0.0)
 
 
-@register("explode")
-def explode() -> Method:
-    """Goes wrong."""
-    return Method((Explode(),))
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    """A method that goes wrong and toy scenarios, for these tests only."""
+    plans = {
+        "tiny": {},
+        "tiny-empty": {
+            "partition": Partition(clients_per_domain=14),
+            "backbone_options": {"norm": "group"},
+        },
+        "tiny-single": {"partition": Partition(clients_per_domain=2, samples_per_client=1)},
+    }
+    for name, changes in plans.items():
+        made = tiny_scenario(name=name, **changes)
+        monkeypatch.setitem(SCENARIOS._entries, name, Entry(name, lambda made=made: made, ""))
+    explode = Entry("explode", lambda: Method((Explode(),)), "")
+    monkeypatch.setitem(METHODS._entries, "explode", explode)
 
 
 def run(capsys, *args: str) -> tuple[int, str]:

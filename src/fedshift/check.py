@@ -58,8 +58,10 @@ def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
                 f"client {site.id} has 1 training sample and the backbone has BatchNorm, which "
                 "needs 2; give it more, or use a backbone with norm=group"
             )
-        if len(site.data.test) == 0:
-            raise DataError(f"client {site.id} has no test samples; there is nothing to score")
+        if len(site.data.test) == 0 and {"personal", "global"} & set(scenario.protocols):
+            raise DataError(
+                f"client {site.id} has no test samples; there is nothing to score; change split"
+            )
         if scenario.selection == "validation" and len(site.data.val) == 0:
             raise DataError(
                 f"client {site.id} has no validation samples; give it some or set selection=last"

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift import seeds, tree
+from fedshift.data.augment import PRESETS, apply
 from fedshift.data.federation import Site
 from fedshift.errors import DivergedError
 from fedshift.evaluate.scoring import score
@@ -273,6 +274,10 @@ class Worker:
         if epochs is None and steps is None:
             epochs, steps = self.scenario.epochs, self.scenario.steps
         train = client.site.data.train
+        augment = PRESETS[self.scenario.augment]
+        change = (
+            partial(apply, augment, generator=client.generator("augment")) if augment.ops else None
+        )
         rows = shuffled_rows(
             len(train),
             self.scenario.batch_size,
@@ -281,7 +286,7 @@ class Worker:
             steps=steps,
         )
         for positions in rows:
-            x, y = train.take(positions)
+            x, y = train.take(positions, change)
             batch = Batch(x, y, client.batches)
             for part in self.method.parts:
                 batch = part.batch(client, batch)

@@ -14,9 +14,10 @@ import torch
 from fedshift import seeds
 from fedshift.check import check_data, check_needs
 from fedshift.client import Worker
-from fedshift.data.federation import Federation, federate
+from fedshift.data.federation import Federation, datasets, federate, load
 from fedshift.data.samples import Samples
-from fedshift.errors import RunError, UnknownNameError
+from fedshift.data.splits import Random
+from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.evaluate.protocols import evaluate
 from fedshift.message import Update
 from fedshift.method import Method
@@ -57,10 +58,32 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def find_scenario(name: str | Scenario, **changes: Any) -> Scenario:
-    """A scenario by name, with other values where given (None leaves a value alone)."""
-    base = SCENARIOS.get(name).build() if isinstance(name, str) else name
+def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
+    """A scenario by name, with other values where given (None leaves a value alone).
+
+    ``scale`` is ``laptop`` (default) or ``paper``, for the scenarios of papers. A dataset's name is
+    a scenario too: one client per domain.
+    """
+    base = name if isinstance(name, Scenario) else named_scenario(name, scale)
     return base.change(**{k: v for k, v in changes.items() if v is not None})
+
+
+def named_scenario(name: str, scale: str | None) -> Scenario:
+    """A registered scenario, or the plain one of a dataset: one client per domain, 80/10/10."""
+    if name not in SCENARIOS.entries() and name in datasets():
+        stores = load(name)
+        images = next(iter(stores.values())).x.dim() == 4
+        return Scenario(
+            name=name,
+            data=name,
+            domains=tuple(stores),
+            split=Random(),
+            backbone="cnn" if images else "mlp",
+        )
+    entry = SCENARIOS.get(name)
+    if scale and "scale" not in entry.options:
+        raise ConfigError(f"scenario {name!r} comes in one scale; leave out --scale {scale}")
+    return entry.build(**({"scale": scale} if scale else {}))
 
 
 def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
@@ -92,7 +115,7 @@ def in_layout(net: Net) -> Net:
 def granted(federation: Federation, place: Scenario) -> dict[str, Samples]:
     """Data that the scenario lets the server see."""
     if "server_unlabelled" in place.grants and federation.unseen is not None:
-        return {"server_unlabelled": federation.unseen.train.unlabelled()}
+        return {"server_unlabelled": federation.unseen.inputs}
     return {}
 
 

@@ -14,11 +14,16 @@ from pydantic import (
 )
 
 from fedshift import seeds
+from fedshift.data.augment import PRESETS
+from fedshift.data.partition import Partition, PerDomain
+from fedshift.data.samples import Pixels
+from fedshift.data.splits import Given, Split
 from fedshift.declare import RESOURCES
 from fedshift.errors import ConfigError, UnknownNameError
 from fedshift.loop import Optimisation
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
+Scale = Literal["paper", "laptop"]
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -26,14 +31,6 @@ class Frozen(BaseModel):
     """Immutable, and no key that we do not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class Partition(Frozen):
-    """Which client holds which training samples."""
-
-    kind: Literal["per-domain", "pooled"] = "per-domain"
-    clients_per_domain: Positive = 1
-    samples_per_client: Positive | None = None  # None: the domain's training set, divided evenly
 
 
 class Scenario(Frozen):
@@ -45,10 +42,17 @@ class Scenario(Frozen):
 
     name: str
     summary: str = ""
+    scale: Scale | None = None
+    changed: str = ""  # what the laptop scale changed of the paper's
     data: str
+    data_options: dict[str, Any] = Field(default_factory=dict)
     domains: tuple[str, ...]
     unseen: str | None = None
-    partition: Partition = Partition()
+    split: Split = Given()
+    unseen_split: Split | None = None  # None: as the others
+    partition: Partition = PerDomain()
+    pixels: Pixels = "centred"
+    augment: str = "none"
     backbone: str = "cnn"
     backbone_options: dict[str, Any] = Field(default_factory=dict)
     rounds: Positive = 30
@@ -88,6 +92,13 @@ class Scenario(Frozen):
         if self.unseen is None and any(p.startswith("unseen") for p in self.protocols):
             raise ValueError("an unseen protocol needs the name of the unseen domain")
         return self
+
+    @field_validator("augment")
+    @classmethod
+    def _preset(cls, name: str) -> str:
+        if name not in PRESETS:
+            raise ValueError(f"no such preset; known: {', '.join(PRESETS)}")
+        return name
 
     @field_validator("grants")
     @classmethod
@@ -149,6 +160,7 @@ class Scenario(Frozen):
         part = self.clients_per_round or (f"{self.fraction:g} of" if self.fraction else "all")
         return {
             "local work": f"{work} of {self.batch_size}",
+            "images": f"{self.pixels} pixels, augmentation {self.augment}",
             "optimiser": f"{rate}, weight decay {self.weight_decay:g}",
             "optimiser state": self.optimiser_state,
             "clip": f"{self.clip:g}" if self.clip else "none",
@@ -158,7 +170,17 @@ class Scenario(Frozen):
             "selection": self.selection,
             "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
             "private entries at a new site": self.newcomer,
-        }
+        } | ({"smaller than the paper's": self.changed} if self.changed else {})
+
+
+def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:
+    """A paper's scenario as it is, or made small enough for a laptop; says what it changed."""
+    if scale == "paper":
+        return paper.change(scale=scale)
+    small = paper.change(scale="laptop", **laptop)
+    before, after = paper.model_dump(), small.model_dump()
+    told = [f"{key} {before[key]} -> {after[key]}" for key in laptop]
+    return small.change(changed="; ".join(told))
 
 
 def one_line(error: ValidationError) -> str:

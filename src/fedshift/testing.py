@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedshift import seeds, tree
 from fedshift.client import Client, Worker
+from fedshift.data.partition import PerDomain
 from fedshift.data.samples import Domain
 from fedshift.evaluate.protocols import evaluate
 from fedshift.experiment import Options, Session, one_thread, prepare
@@ -27,7 +28,7 @@ from fedshift.method import Method, Part
 from fedshift.net import Scope
 from fedshift.registry import register_dataset
 from fedshift.runs.config import configure
-from fedshift.scenario import Partition, Scenario
+from fedshift.scenario import Scenario
 from fedshift.server import exchange
 from fedshift.transports.inprocess import InProcess
 from fedshift.tree import Tree
@@ -61,7 +62,7 @@ def tiny_scenario(**changes: Any) -> Scenario:
         data="tiny",
         domains=("dark", "bright"),
         unseen="tinted",
-        partition=Partition(clients_per_domain=2),
+        partition=PerDomain(clients_per_domain=2),
         backbone_options={"width": 4},
         rounds=3,
         epochs=2,

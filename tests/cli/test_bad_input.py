@@ -11,10 +11,10 @@ import torch
 
 import fedshift.testing
 from fedshift.cli import main
+from fedshift.data.partition import PerDomain
 from fedshift.loop import Step
 from fedshift.method import Method, Part
 from fedshift.registry import METHODS, SCENARIOS, Entry
-from fedshift.scenario import Partition
 from fedshift.testing import tiny_scenario
 
 
@@ -31,10 +31,10 @@ def _toys(monkeypatch):
     plans = {
         "tiny": {},
         "tiny-empty": {
-            "partition": Partition(clients_per_domain=14),
+            "partition": PerDomain(clients_per_domain=14),
             "backbone_options": {"norm": "group"},
         },
-        "tiny-single": {"partition": Partition(clients_per_domain=2, samples_per_client=1)},
+        "tiny-single": {"partition": PerDomain(clients_per_domain=2, samples_per_client=1)},
     }
     for name, changes in plans.items():
         made = tiny_scenario(name=name, **changes)

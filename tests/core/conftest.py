@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedshift.aggregate import Mean
+from fedshift.data.partition import PerDomain
 from fedshift.data.samples import Domain
 from fedshift.method import Method, Part
 from fedshift.net import Net
 from fedshift.registry import register_backbone, register_dataset
-from fedshift.scenario import Partition
 from fedshift.testing import start, worker
 
 A, B, START = np.array([1.0, 3.0]), np.array([2.0, -1.0]), np.array([0.5, 0.25])
@@ -65,7 +65,7 @@ def start_valley(*parts, **changes):
         domains=("only",),
         unseen=None,
         protocols=("personal",),
-        partition=Partition(),
+        partition=PerDomain(),
         backbone="valley",
         backbone_options={},
         **given,

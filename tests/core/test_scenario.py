@@ -28,7 +28,7 @@ CLIENTS = [f"c{i}" for i in range(10)]
         ({"momentum": 1.0}, "momentum is 1.0: .*less than 1"),
         ({"rounds": 0}, "rounds is 0: .*greater than or equal to 1"),
         ({"bn": "sometimes"}, "bn is 'sometimes'"),
-        ({"partition": {"clients": 3}}, "partition.clients is 3"),
+        ({"partition": {"kind": "per-domain", "clients": 3}}, "partition.per-domain.clients is 3"),
         ({"fraction": 1.5}, "fraction is 1.5"),
     ],
 )

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.data.federation import federate, stratified_shares
+from fedshift.data.federation import federate
+from fedshift.data.partition import PerDomain, Pooled
 from fedshift.data.samples import Domain, Samples, as_input, split_rows, union
 from fedshift.data.store import read_domain, write_domain
 from fedshift.errors import DataError, UnknownNameError
-from fedshift.scenario import Partition
 from fedshift.testing import tiny_scenario
 
 
@@ -18,21 +18,6 @@ def domain(n: int, classes: int = 4) -> Domain:
     y = torch.arange(n) % classes
     x = torch.arange(n * 12, dtype=torch.uint8).reshape(n, 2, 2, 3)
     return Domain("d", x, y, torch.zeros(n, dtype=torch.uint8), tuple("abcd"))
-
-
-@given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 9))
-def test_shares_are_disjoint_complete_and_even(n: int, clients: int, seed: int):
-    shares = stratified_shares(domain(n), clients, seed)
-    assert sorted(torch.cat(shares).tolist()) == list(range(n))
-    sizes = [len(s) for s in shares]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.integers(8, 60), st.integers(0, 9))
-def test_every_prefix_of_a_share_is_class_balanced(n: int, seed: int):
-    (share,) = stratified_shares(domain(n), 1, seed)
-    counts = np.bincount(domain(n).y[share[: n - n % 4]].numpy(), minlength=4)
-    assert counts.max() - counts.min() <= 1
 
 
 def test_the_seed_decides_who_holds_what_and_nothing_else_does():
@@ -59,9 +44,9 @@ def test_no_training_sample_is_ever_tested_on():
 
 
 def test_the_pooled_site_holds_what_the_sites_hold_together():
-    plan = Partition(clients_per_domain=2, samples_per_client=5)
+    plan = PerDomain(clients_per_domain=2, samples_per_client=5)
     apart = federate(tiny_scenario(partition=plan), 0).sites
-    pooled = federate(tiny_scenario(partition=plan.model_copy(update={"kind": "pooled"})), 0).sites
+    pooled = federate(tiny_scenario(partition=Pooled(**plan.model_dump(exclude={"kind"}))), 0).sites
     (site,) = pooled.values()
     want = [bytes(a) for s in apart.values() for a in s.data.train.x[s.data.train.rows].numpy()]
     have = [bytes(a) for a in site.data.train.x.numpy()]
@@ -76,6 +61,24 @@ def test_samples_are_normalised_on_the_batch():
     np.testing.assert_allclose(x.numpy(), want, atol=1e-6)
     assert y.tolist() == [5 % 4, 0]
     assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mean", "std"),
+    [
+        ("unit", (0, 0, 0), (1, 1, 1)),
+        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("cifar100", (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    ],
+)
+def test_pixels_are_scaled_as_the_scenario_says_after_they_are_changed(pixels, mean, std):
+    store = domain(4)
+    unit = store.x.numpy().transpose(0, 3, 1, 2) / 255
+    mean, std = (np.array(v)[:, None, None] for v in (mean, std))
+    plain = as_input(store.x, pixels)
+    np.testing.assert_allclose(plain.numpy(), (unit - mean) / std, atol=1e-5)
+    changed = as_input(store.x, pixels, lambda x: 1 - x)
+    np.testing.assert_allclose(changed.numpy(), (1 - unit - mean) / std, atol=1e-5)
 
 
 def test_vectors_pass_as_they_are():
@@ -121,7 +124,7 @@ def test_a_domain_survives_the_store_and_damage_shows(tmp_path):
 
 
 def test_too_few_samples_say_so():
-    plan = Partition(clients_per_domain=2, samples_per_client=12)
+    plan = PerDomain(clients_per_domain=2, samples_per_client=12)
     with pytest.raises(DataError, match="domain 'dark' has 22 training samples; 2 clients of 12"):
         federate(tiny_scenario(partition=plan), 0)
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedshift.aggregate import Mean
+from fedshift.data.partition import PerDomain
 from fedshift.data.samples import Domain
 from fedshift.method import Method, Part
 from fedshift.net import Net
 from fedshift.registry import register_backbone, register_dataset
-from fedshift.scenario import Partition
 from fedshift.testing import start, worker
 
 BOWLS = {  # curvature a (2,), minimum b (2,), training samples
@@ -73,7 +73,7 @@ def start_bowls(*parts, aggregate=None, domains=("left", "right"), **changes):
         domains=domains,
         unseen=None,
         protocols=("personal",),
-        partition=Partition(),
+        partition=PerDomain(),
         backbone="bowl",
         backbone_options={},
         **given,

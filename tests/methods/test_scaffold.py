@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from fedshift.aggregate import Mean, Uniform
 from fedshift.check import check_needs
+from fedshift.data.partition import PerDomain
 from fedshift.errors import ConfigError
 from fedshift.methods.scaffold import ControlVariates
 from fedshift.net import load
 from fedshift.registry import build
-from fedshift.scenario import Partition
 from fedshift.testing import play, start, tiny_scenario
 
-EQUAL = {"partition": Partition(clients_per_domain=2, samples_per_client=6)}
+EQUAL = {"partition": PerDomain(clients_per_domain=2, samples_per_client=6)}
 NAME = ControlVariates().name
 
 

@@ -6,20 +6,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift.backbones.layers import normalisation
 from fedshift.errors import ConfigError
 from fedshift.net import Net
 from fedshift.registry import register_backbone
-
-
-def normalisation(kind: str, channels: int) -> nn.Module:
-    """``batch``, ``group`` (groups of at least 8 channels) or ``none``."""
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    if kind == "group":
-        return nn.GroupNorm(max(1, channels // 8), channels)
-    if kind == "none":
-        return nn.Identity()
-    raise ConfigError(f"norm is {kind!r}; it takes batch, group or none")
 
 
 @register_backbone("cnn")

@@ -12,13 +12,17 @@ from rich.console import Console
 import fedshift
 from fedshift.cli import options as opt
 from fedshift.cli.catalogue import catalogue, print_catalogue
+from fedshift.cli.data import app as data_app
 from fedshift.cli.progress import Board
 from fedshift.comparison import compare as compare_runs
 from fedshift.comparison import read_comparison
+from fedshift.data.federation import holdings
+from fedshift.data.partition_table import plot as draw_partition
+from fedshift.data.partition_table import render_table
 from fedshift.errors import ConfigError, UnknownNameError
 from fedshift.experiment import Listener, Options, execute, load_result
 from fedshift.registry import METHODS
-from fedshift.report import formats, html, screen
+from fedshift.report import figures, formats, html, screen
 from fedshift.results import Comparison, RunResult
 from fedshift.runs.config import configure
 from fedshift.runs.record import read_config
@@ -32,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(data_app, name="data")
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
 
 
@@ -53,6 +58,7 @@ def run(
     settings: opt.Settings = None,
     without: Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")] = None,
     scenario: Annotated[str, typer.Option(help="See `fedshift list scenarios`.")] = "digits",
+    scale: opt.ScaleOption = None,
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
@@ -80,7 +86,7 @@ def run(
         }
         config, whole = configure(
             _required(method),
-            opt.placed(scenario, grant, changes),
+            opt.placed(scenario, scale, grant, changes),
             seed=seed,
             settings=own,
             without=tuple(without or ()),
@@ -113,6 +119,7 @@ def compare(
     method: Annotated[list[str], typer.Option(help="Methods, separated by commas or repeated.")],
     settings: opt.Settings = None,
     scenario: Annotated[list[str], typer.Option(help="Repeatable.")] = ["digits"],  # noqa: B006
+    scale: opt.ScaleOption = None,
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
@@ -131,7 +138,9 @@ def compare(
         raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
     changes |= {"backbone": backbone, "rounds": rounds, "clients_per_round": clients_per_round}
     places = [
-        opt.placed(name, grant, dict(changes)) for item in scenario for name in item.split(",")
+        opt.placed(name, scale, grant, dict(changes))
+        for item in scenario
+        for name in item.split(",")
     ]
     with Board(quiet=quiet) as board:
         found = compare_runs(
@@ -220,6 +229,22 @@ def show(
         typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
     else:
         Console().print(screen.detail(found) if single else screen.console(found))
+
+
+@app.command()
+def partition(
+    scenario: Annotated[str, typer.Argument(help="A scenario, or a dataset.")],
+    scale: opt.ScaleOption = None,
+    settings: opt.Settings = None,
+    seed: Annotated[int, typer.Option(help="Who holds what depends on it.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write: png, svg or pdf.")] = None,
+) -> None:
+    """Show who holds what in a scenario: clients x domains x classes."""
+    place = opt.placed(scenario, scale, None, opt.split_settings(settings)[1])
+    shown = holdings(place, seed)
+    Console().print(render_table(shown))
+    if plot is not None:
+        typer.echo(f"written: {figures.save(draw_partition(shown), plot)}")
 
 
 @app.command()

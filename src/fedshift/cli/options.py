@@ -16,12 +16,15 @@ Backbone = Annotated[str | None, typer.Option(help="Network; see `fedshift list 
 Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
 ClientsPerRound = Annotated[int | None, typer.Option(help="How many clients take part in a round.")]
 Grant = Annotated[list[str] | None, typer.Option(help="Let methods use a resource; repeatable.")]
+ScaleOption = Annotated[
+    str | None, typer.Option("--scale", help="laptop (default) or paper, for papers' scenarios.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting: KEY of the method, scenario.KEY or backbone.KEY; repeatable.",
+        help="KEY of the method, scenario.KEY, backbone.KEY or data.KEY; repeatable.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
@@ -36,15 +39,15 @@ def split_settings(items: list[str] | None) -> tuple[dict[str, str], dict[str, A
         owner, _, name = key.partition(".")
         if owner == "scenario":
             changes[name] = None if value.lower() == "none" else value
-        elif owner == "backbone":
-            changes.setdefault("backbone_options", {})[name] = number_or_text(value)
+        elif owner in ("backbone", "data"):
+            changes.setdefault(f"{owner}_options", {})[name] = number_or_text(value)
         else:
             own[key] = value
     return own, changes
 
 
 def number_or_text(value: str) -> int | float | str:
-    """A backbone's option has no declared type on the command line."""
+    """An option of a backbone or a dataset has no declared type on the command line."""
     for kind in (int, float):
         try:
             return kind(value)
@@ -53,22 +56,25 @@ def number_or_text(value: str) -> int | float | str:
     return value
 
 
-def placed(name: str, grants: list[str] | None, changes: dict[str, Any]) -> Scenario:
+def placed(
+    name: str, scale: str | None, grants: list[str] | None, changes: dict[str, Any]
+) -> Scenario:
     """The scenario of a command line."""
-    base = find_scenario(name)
+    if scale not in (None, "laptop", "paper"):
+        raise ConfigError(f"--scale is {scale!r}; it takes laptop or paper")
+    base = find_scenario(name, scale=scale)
     given = {k: v for k, v in changes.items() if v is not None}
     if grants:
         given["grants"] = tuple(dict.fromkeys((*base.grants, *grants)))
-    if options := given.get("backbone_options"):
-        given["backbone_options"] = base.backbone_options | options
-    nested = {k: v for k, v in given.items() if "." in k}
-    for key in nested:
-        owner, _, field = key.partition(".")
-        if owner != "partition":
-            raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{field}?")
-        value = given.pop(key)
-        plan = given.get("partition", base.partition.model_dump())
-        given["partition"] = plan | {field: value}
+    for key in ("backbone_options", "data_options"):
+        if key in given:
+            given[key] = getattr(base, key) | given[key]
+    for key in [k for k in given if "." in k]:
+        owner, _, name = key.partition(".")
+        if owner not in ("partition", "split", "unseen_split"):
+            raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{name}?")
+        old = getattr(base, owner)
+        given[owner] = given.get(owner, old.model_dump() if old else {}) | {name: given.pop(key)}
     return base.change(**given)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
 from torch import Tensor
 
-from fedshift import seeds
-from fedshift.data.samples import Domain, Samples, union
-from fedshift.errors import DataError, UnknownNameError
+from fedshift.data.named import own_datasets
+from fedshift.data.partition import deal
+from fedshift.data.partition_table import Table, table
+from fedshift.data.samples import Domain, Pixels, Samples, union
+from fedshift.data.shares import Share
+from fedshift.data.splits import TEST, TRAIN, VAL, apply_split
+from fedshift.errors import UnknownNameError
 from fedshift.registry import DATASETS
 from fedshift.scenario import Scenario
 
@@ -23,6 +27,11 @@ class Splits:
     train: Samples
     val: Samples
     test: Samples
+
+    @property
+    def inputs(self) -> Samples:
+        """Unlabelled inputs to adapt to: the training ones, or all if every row is for the test."""
+        return (self.train if len(self.train) else self.test).unlabelled()
 
 
 @dataclass(frozen=True)
@@ -47,77 +56,70 @@ class Federation:
 
 def federate(scenario: Scenario, seed: int) -> Federation:
     """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""
-    stores = load(scenario.data)
-    wanted = (*scenario.domains, *([scenario.unseen] if scenario.unseen else []))
-    for name in wanted:
-        if name not in stores:
-            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
-    domains = {name: whole(stores[name]) for name in wanted}
-    sites = deal(scenario, {n: stores[n] for n in scenario.domains}, domains, seed)
-    first = stores[wanted[0]]
+    stores, codes = splitted(scenario, seed)
+    domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
+    trained = {name: stores[name] for name in scenario.domains}
+    shares = deal(scenario.partition, trained, codes, seed)
+    first = next(iter(stores.values()))
     return Federation(
-        sites,
-        {n: domains[n] for n in scenario.domains},
+        {share.client: site(share, domains) for share in shares},
+        {name: domains[name] for name in scenario.domains},
         domains[scenario.unseen] if scenario.unseen else None,
         first.classes,
         first.shape,
     )
 
 
+def holdings(scenario: Scenario, seed: int) -> Table:
+    """How many training rows of each domain and class each client holds."""
+    stores, codes = splitted(scenario, seed)
+    trained = {name: stores[name] for name in scenario.domains}
+    return table(deal(scenario.partition, trained, codes, seed), trained)
+
+
+def splitted(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
+    """The scenario's domains, the unseen one last, and the split code of each of their rows."""
+    stores = load(scenario.data, json.dumps(scenario.data_options, sort_keys=True))
+    rules = dict.fromkeys(scenario.domains, scenario.split)
+    if scenario.unseen:
+        rules[scenario.unseen] = scenario.unseen_split or scenario.split
+    for name in rules:
+        if name not in stores:
+            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
+    codes = {name: apply_split(rule, stores[name], seed) for name, rule in rules.items()}
+    if scenario.partition.same_rows:
+        codes |= dict.fromkeys(scenario.domains, codes[scenario.domains[0]])
+    return {name: stores[name] for name in rules}, codes
+
+
+def datasets() -> list[str]:
+    """Names of all datasets, your own ones included, which may have grown since we looked."""
+    own_datasets()
+    return list(DATASETS.entries())
+
+
 @cache
-def load(dataset: str) -> Mapping[str, Domain]:
-    """The stored domains of a dataset, once per process."""
-    return DATASETS.get(dataset).build()
+def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
+    """The stored domains of a dataset, once per process; ``options`` is JSON."""
+    datasets()
+    entry = DATASETS.get(dataset)
+    given = json.loads(options)
+    for key in given:
+        if key not in entry.options:
+            raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
+    return entry.build(**given)
 
 
-def whole(domain: Domain) -> Splits:
+def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:
     """All three splits of a domain."""
-    train, val, test = (Samples(domain.x, domain.y, domain.rows(s)) for s in (0, 1, 2))
-    return Splits(train, val, test)
+    rows = [(codes == code).nonzero().flatten() for code in (TRAIN, VAL, TEST)]
+    return Splits(*(Samples(domain.x, domain.y, part, pixels) for part in rows))
 
 
-def deal(
-    scenario: Scenario, stores: Mapping[str, Domain], whole_domains: Mapping[str, Splits], seed: int
-) -> dict[str, Site]:
-    """Sites by the scenario's partition; each is scored on its domain's whole test set."""
-    plan = scenario.partition
-    sites: dict[str, Site] = {}
-    for name, store in stores.items():
-        rest = whole_domains[name]
-        shares = stratified_shares(store, plan.clients_per_domain, seed)
-        for i, rows in enumerate(shares):
-            held = rows[: plan.samples_per_client]
-            if plan.samples_per_client and len(held) < plan.samples_per_client:
-                raise DataError(
-                    f"domain {name!r} has {len(store.rows(0))} training samples; "
-                    f"{plan.clients_per_domain} clients of {plan.samples_per_client} need more; "
-                    "lower samples_per_client or clients_per_domain"
-                )
-            train = Samples(store.x, store.y, held)
-            sites[f"{name}-{i}"] = Site(f"{name}-{i}", name, Splits(train, rest.val, rest.test))
-    return sites if plan.kind == "per-domain" else {"pooled": pool(sites, whole_domains, scenario)}
-
-
-def pool(
-    sites: Mapping[str, Site], whole_domains: Mapping[str, Splits], scenario: Scenario
-) -> Site:
-    """One site that holds what all of them hold: the reference that is not federated."""
-    train = union([site.data.train for site in sites.values()])
+def site(share: Share, domains: Mapping[str, Splits]) -> Site:
+    """A client with its training rows, scored on the whole test sets of the domains it holds."""
+    held = [replace(domains[name].train, rows=rows) for name, rows in share.rows.items()]
     val, test = (
-        union([getattr(whole_domains[name], split) for name in scenario.domains])
-        for split in ("val", "test")
+        union([getattr(domains[name], split) for name in share.rows]) for split in ("val", "test")
     )
-    return Site("pooled", "pooled", Splits(train, val, test))
-
-
-def stratified_shares(domain: Domain, clients: int, seed: int) -> list[Tensor]:
-    """Training rows of each client, disjoint, classes as even as they come at every prefix."""
-    rows = domain.rows(0)
-    generator = seeds.generator(seed, "partition", domain.name)
-    rows = rows[torch.randperm(len(rows), generator=generator)]
-    labels = domain.y[rows]
-    rank = torch.zeros_like(rows)  # how many rows of the same class came before
-    for label in labels.unique():
-        of_class = labels == label
-        rank[of_class] = torch.arange(int(of_class.sum()))
-    return list(rows[rank.argsort(stable=True)].tensor_split(clients))
+    return Site(share.client, share.domain, Splits(union(held), val, test))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-IMAGE_MEAN, IMAGE_STD = 0.5, 0.25  # of stored values in [0, 1]
+Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
+SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std of [0, 1]
+    "centred": ((0.5,), (0.25,)),
+    "unit": ((0.0,), (1.0,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Samples:
     x: Tensor  # the store, (N, H, W, C) uint8 or (N, D) float
     y: Tensor  # (N,) int64
     rows: Tensor  # (n,) int64
+    pixels: Pixels = "centred"  # how images become inputs
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,10 +57,15 @@ class Samples:
         """Labels (n,)."""
         return self.y[self.rows]
 
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, *shape) as floats and labels (B,) at ``positions`` among our rows."""
+    def take(
+        self, positions: Tensor, change: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs (B, *shape) as floats and labels (B,) at ``positions`` among our rows.
+
+        ``change`` sees images in [0, 1], before they are normalised.
+        """
         rows = self.rows[positions]
-        return as_input(self.x[rows]), self.y[rows]
+        return as_input(self.x[rows], self.pixels, change), self.y[rows]
 
     def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in large batches."""
@@ -75,12 +88,19 @@ def split_rows(rows: Tensor, size: int) -> list[Tensor]:
     return chunks
 
 
-def as_input(stored: Tensor) -> Tensor:
-    """Stored values to what nets see: images to channels-first floats around zero."""
+def as_input(
+    stored: Tensor, pixels: Pixels = "centred", change: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Stored values to what nets see: images to channels-first floats, normalised."""
     if stored.dim() != 4:
         return stored.float()
     x = stored.permute(0, 3, 1, 2).float()  # (B, C, H, W), channels-last in memory
-    return x.mul_(1 / (255 * IMAGE_STD)).sub_(IMAGE_MEAN / IMAGE_STD)
+    mean, std = SCALES[pixels]
+    if change is None and len(mean) == 1:
+        return x.mul_(1 / (255 * std[0])).sub_(mean[0] / std[0])
+    x = x.mul_(1 / 255)
+    x = change(x) if change is not None else x
+    return x.sub(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
 def union(parts: list[Samples]) -> Samples:
@@ -88,4 +108,5 @@ def union(parts: list[Samples]) -> Samples:
     if len(parts) == 1:
         return parts[0]
     x = torch.cat([p.x[p.rows] for p in parts])
-    return Samples(x, torch.cat([p.labels for p in parts]), torch.arange(len(x)))
+    labels = torch.cat([p.labels for p in parts])
+    return Samples(x, labels, torch.arange(len(x)), parts[0].pixels)

@@ -80,7 +80,9 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
     """The model on every training domain, and on the unseen one as it is and adapted."""
     wanted = server.scenario.protocols
     load(server.net, model)
-    seen = {s: count_domains(server, federation.domains, s) for s in ("val", "test")}
+    seen = {"val": count_domains(server, federation.domains, "val")}
+    if "global" in wanted:
+        seen["test"] = count_domains(server, federation.domains, "test")
     out: Scored = {"global": seen}
     if federation.unseen is not None and any(p.startswith("unseen") for p in wanted):
         name = str(server.scenario.unseen)
@@ -88,7 +90,7 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
         plain = {"val": seen["val"], "test": count_domains(server, target, "test")}
         adapted = plain
         if any(type(p).adapt is not Part.adapt for p in server.method.parts):
-            adapt(server, federation.unseen.train.unlabelled())
+            adapt(server, federation.unseen.inputs)
             adapted = {"val": seen["val"], "test": count_domains(server, target, "test")}
         out |= {"unseen": plain, "unseen-adapted": adapted}
     return out

@@ -44,7 +44,8 @@ class RunConfig(Frozen):
         known = SCENARIOS.entries().get(self.scenario.name)
         if known is None:
             return self.scenario.name
-        base, own = flat(known.build()), flat(self.scenario)
+        scale = {"scale": self.scenario.scale} if self.scenario.scale else {}
+        base, own = flat(known.build(**scale)), flat(self.scenario)
         changed = [f"{k}={v}" for k, v in own.items() if v != base.get(k)]
         return f"{self.scenario.name}[{', '.join(changed)}]" if changed else self.scenario.name
 
@@ -79,7 +80,7 @@ class RunConfig(Frozen):
 
 def flat(scenario: Scenario) -> dict[str, Any]:
     """Values of a scenario, those of the partition as ``partition.key``."""
-    values = scenario.model_dump(exclude={"name", "summary", "partition"})
+    values = scenario.model_dump(exclude={"name", "summary", "partition", "changed"})
     plan = scenario.partition.model_dump()
     return values | {f"partition.{key}": value for key, value in plan.items()}
 

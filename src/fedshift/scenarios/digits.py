@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedshift.data.partition import PerDomain, Pooled
 from fedshift.registry import register_scenario
-from fedshift.scenario import Partition, Scenario
+from fedshift.scenario import Scenario
 
 
 @register_scenario("digits")
@@ -14,7 +15,7 @@ def digits() -> Scenario:
         data="digits",
         domains=("scan", "photo", "print", "meter"),
         unseen="outline",
-        partition=Partition(clients_per_domain=2, samples_per_client=40),
+        partition=PerDomain(clients_per_domain=2, samples_per_client=40),
         rounds=30,
         epochs=2,
         batch_size=16,
@@ -31,6 +32,6 @@ def digits_pooled() -> Scenario:
     """The same images at one site: what a model could learn if pooling were allowed."""
     return digits().change(
         name="digits-pooled",
-        partition=Partition(kind="pooled", clients_per_domain=2, samples_per_client=40),
+        partition=Pooled(clients_per_domain=2, samples_per_client=40),
         protocols=("global", "unseen"),
     )

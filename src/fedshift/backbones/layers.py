@@ -1,0 +1,84 @@
+"""What several backbones share: checks of input and options, widths, normalisation, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from fedshift.errors import ConfigError
+
+WIDEST = 8  # a multiplier above it is rather a number of channels in the wrong place
+
+
+def image(backbone: str, shape: Sequence[int], *, least: int) -> tuple[int, int, int]:
+    """Channels, height and width of one input, or an error if it is no image or too small."""
+    if len(shape) != 3:
+        raise ConfigError(
+            f"{backbone} takes images (channels, height, width), not inputs of shape "
+            f"{tuple(shape)}; use mlp"
+        )
+    channels, height, width = shape
+    if min(height, width) < least:
+        raise ConfigError(
+            f"{backbone} takes images of at least {least}x{least}, not inputs of shape "
+            f"{tuple(shape)}; use larger images or another backbone such as cnn"
+        )
+    return channels, height, width
+
+
+def scaled(channels: int, width: Any) -> int:
+    """Channels times the multiplier, at least one.
+
+    >>> scaled(64, 0.5), scaled(6, 0.1)
+    (32, 1)
+    """
+    if not isinstance(width, int | float) or not 0 < width <= WIDEST:
+        raise ConfigError(
+            f"width is {width!r}; it multiplies the channels of the paper, "
+            f"so it must be a number above 0 and at most {WIDEST}"
+        )
+    return max(1, round(channels * width))
+
+
+def probability(name: str, value: Any) -> float:
+    """The value of a dropout option: 0 switches it off."""
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to below 1")
+    return float(value)
+
+
+def choice(name: str, value: str, known: Sequence[str]) -> str:
+    """The value of an option that is a word."""
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; it takes {', '.join(known[:-1])} or {known[-1]}")
+    return value
+
+
+def normalisation(kind: str, channels: int, *, groups: int = 0) -> nn.Module:
+    """``batch``, ``group`` or ``none`` of maps; groups of at least 8 channels unless told.
+
+    >>> normalisation("group", 50).num_groups
+    5
+    """
+    if choice("norm", kind, ("batch", "group", "none")) == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "none":
+        return nn.Identity()
+    most = groups or max(1, channels // 8)
+    return nn.GroupNorm(max(n for n in range(1, most + 1) if channels % n == 0), channels)
+
+
+def vector_normalisation(kind: str, features: int) -> nn.Module:
+    """As :func:`normalisation` for vectors (B, D)."""
+    return nn.BatchNorm1d(features) if kind == "batch" else normalisation(kind, features)
+
+
+def he(net: nn.Module) -> None:
+    """Draw conv weights as torchvision does, N(0, 2 / fan out), in place; their biases are 0."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,79 @@
+"""FedDebias (FedBR, ICML 2023): extreme label skew together with rotation or domain skew.
+
+Ten clients, all in every round, 50 local steps, SGD 0.001 (MNIST) or 0.01, batch 64 or 32, inputs
+in [0, 1], nets without BatchNorm, 20 % of the training data held out; scored on the whole test set
+at every angle. Their figure is the mean of the five best test rounds, an oracle: validation here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedshift.data.label_skew import SequentialDirichlet
+from fedshift.data.partition import ClassHalves
+from fedshift.data.splits import Given
+from fedshift.scenarios.papers import of_paper
+
+ANGLES = tuple(f"deg{angle}" for angle in range(0, 136, 15))
+PACS = ("photo", "art_painting", "cartoon", "sketch")
+COMMON: dict[str, Any] = {
+    "split": Given(val=0.2),
+    "pixels": "unit",
+    "backbone": "vgg11",
+    "rounds": 1000,
+    "steps": 50,
+    "batch_size": 32,
+    "lr": 0.01,
+    "weights": "uniform",
+    "protocols": ("global",),
+}
+LAPTOP: dict[str, Any] = {
+    "backbone_options": {"width": 0.25},
+    "rounds": 12,
+    "steps": 10,
+    "evaluate_every": 4,
+}
+ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
+
+for _name, _own, _small in (
+    (
+        "rotated-mnist",
+        ALIGNED
+        | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
+        | {"partition": SequentialDirichlet(clients=10, within="aligned")},
+        {"lr": 0.05},
+    ),
+    (
+        "cifar10",
+        ALIGNED
+        | {"data": "rotated-cifar10"}
+        | {"partition": SequentialDirichlet(clients=10, within="aligned", mixing=1.0)},
+        {"lr": 0.05},
+    ),
+    (
+        "clean-cifar10",
+        {"data": "cifar10", "domains": ("cifar10",)}
+        | {"partition": SequentialDirichlet(clients=10)},
+        {"lr": 0.05},
+    ),
+    (
+        "cifar100",
+        {"data": "cifar100", "domains": ("cifar100",), "rounds": 800, "momentum": 0.9}
+        | {"backbone": "cct-7-3x1", "pixels": "cifar100", "augment": "feddebias-cifar100"}
+        | {"partition": SequentialDirichlet(clients=10, uniform_prior=True)},
+        {},
+    ),
+    (
+        "pacs",
+        {"data": "pacs", "domains": PACS, "data_options": {"size": 32}, "rounds": 400}
+        | {"partition": ClassHalves()},
+        {"lr": 0.05},
+    ),
+):
+    of_paper(
+        f"feddebias/{_name}",
+        f"FedDebias on {_own['data']}: extreme label skew; global model on every look.",
+        "FedDebias, ICML 2023",
+        values=COMMON | _own,
+        laptop=LAPTOP | _small,
+    )

@@ -1,0 +1,26 @@
+"""How a paper's scenario is registered: its values, and what a laptop changes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedshift.registry import register_scenario
+from fedshift.scenario import Scale, Scenario, scaled
+
+
+def of_paper(
+    name: str, what: str, paper: str, *, values: Mapping[str, Any], laptop: Mapping[str, Any]
+) -> None:
+    """Register ``name`` at both scales."""
+
+    def build(scale: Scale = "laptop") -> Scenario:
+        return scaled(Scenario(name=name, **values), scale, **laptop)
+
+    build.__doc__ = what
+    register_scenario(name, paper=paper)(build)
+
+
+def leave_out(target: str, domains: tuple[str, ...]) -> dict[str, Any]:
+    """All domains but one are trained on; that one is unseen."""
+    return {"domains": tuple(d for d in domains if d != target), "unseen": target}

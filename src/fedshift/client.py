@@ -170,13 +170,16 @@ class Worker:
     def _enrol(self, client: Client, mail: Broadcast) -> Update:
         """Round 0: who the client is, and what its parts tell about its data."""
         known = "domain_ids" in self.scenario.grants
+        told = tree.clone(self.method.gather(lambda part: part.enrol(client)))
+        if kept := self._kept(client):
+            self.store.save(client.id, mail.round, kept)
         return Update(
             mail.client,
             mail.task,
             mail.round,
+            payload=told,
             examples=client.examples,
             facts={"domain": client.site.domain} if known else {},
-            payload=self.method.gather(lambda part: part.enrol(client)),
         )
 
     def _train(self, client: Client, mail: Broadcast) -> Update:
@@ -307,14 +310,18 @@ class Worker:
 
     def _remember(self, client: Client, final: Tree) -> None:
         """Write the client's state, last and as one assignment."""
-        state = {name: tree.clone(entries) for name, entries in client.state.items() if entries}
-        kept = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
+        own = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
         if self.previous:
-            kept["previous"] = final
+            own["previous"] = final
         if self.scenario.scored == "trained":
-            kept["trained"] = final
-        state |= {name: entries for name, entries in kept.items() if entries}
-        self.store.save(client.id, client.round, state)
+            own["trained"] = final
+        own = {name: entries for name, entries in own.items() if entries}
+        self.store.save(client.id, client.round, self._kept(client) | own)
+
+    @staticmethod
+    def _kept(client: Client) -> dict[str, Tree]:
+        """What parts have written into the client's state."""
+        return {name: tree.clone(entries) for name, entries in client.state.items() if entries}
 
     def _statistics(self, client: Client, mail: Broadcast) -> Update:
         """BatchNorm statistics of the received model on this client's training inputs."""

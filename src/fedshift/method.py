@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedshift.server import Server
 
 Named = Iterable[tuple[str, nn.Parameter]]
+RESERVED = {"net", "previous", "trained", "optimiser"}  # the core's own entries of client state
 
 
 def whole_net(client: Client) -> Named:
@@ -147,6 +148,8 @@ class Method:
         names = [p.name for p in self.parts]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ClashError(f"part {twice[0]!r} is used twice; drop one of them")
+        if taken := sorted(set(names) & RESERVED):
+            raise ClashError(f"a part cannot be called {taken[0]!r}; the core keeps state under it")
         for hook in ("phases", "personal", "predict"):
             self._provider(hook)
 

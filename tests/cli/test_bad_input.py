@@ -100,7 +100,7 @@ CASES = {
     ),
     "empty client": (
         ["--method", "fedavg", "--scenario", "tiny-empty"],
-        "client bright-13 has no training samples",
+        "client 'bright-13' would hold no training sample",
     ),
     "one sample under BN": (
         ["--method", "fedavg", "--scenario", "tiny-single"],

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.aggregate.rules import weighted_mean
+from fedshift.errors import ClashError
 from fedshift.evaluate.protocols import assemble
 from fedshift.message import Broadcast
 from fedshift.method import Method, Part
@@ -304,3 +305,33 @@ def test_domains_are_told_only_if_granted():
 def test_examples_are_those_of_the_training_split():
     session = start("fedavg")
     assert {c: u.examples for c, u in session.server.roster.items()} == SIZES
+
+
+class Diary(Part):
+    """Writes at enrolment, reads in every visit."""
+
+    def enrol(self, client):
+        client.state[self.name]["seen"] = torch.tensor(float(client.examples))
+        return {}
+
+    def finish(self, client):
+        return {"seen": client.state[self.name]["seen"]}
+
+
+def test_what_a_part_writes_at_enrolment_is_there_in_every_visit(tmp_path):
+    for path in (None, tmp_path / "run"):
+        session = start(Method((Diary(),)), path=path)
+        for _ in range(2):
+            session.advance()
+        mail = [m.payload for m in session.transport.seen]
+        seen = [payload["diary/seen"] for payload in mail if "diary/seen" in payload]
+        assert sorted(set(map(float, seen))) == [6.0, 7.0, 11.0]
+        assert len(seen) == 8
+
+
+def test_a_part_cannot_take_the_cores_names():
+    class Net(Part):
+        """Badly named."""
+
+    with pytest.raises(ClashError, match="cannot be called 'net'"):
+        Method((Net(),))

@@ -116,15 +116,15 @@ def test_the_disk_keeps_two_versions_per_client_and_nothing_for_the_stateless(tm
 def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path):
     code = (
         "import sys; from fedshift.experiment import run; from fedshift.testing import "
-        "tiny_scenario; run('ditto', tiny_scenario(rounds=40), out=sys.argv[1], resume=True)"
+        "tiny_scenario; run('ditto', tiny_scenario(rounds=16), out=sys.argv[1], resume=True)"
     )
     command = [sys.executable, "-c", code]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True, timeout=120)
     kills = 0
-    while kills < 3:
+    while kills < 2:
         process = subprocess.Popen([*command, str(killed)])
-        target = 8 * (kills + 1)
+        target = 4 * (kills + 1)
         while len(read_lines(killed / "metrics.jsonl")) < target and process.poll() is None:
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)

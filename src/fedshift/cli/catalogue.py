@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from fedshift.data.federation import datasets
 from fedshift.declare import settings_of
 from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS, Entry, parts
 from fedshift.scenario import Scenario
@@ -21,7 +22,7 @@ def catalogue(kind: str) -> list[Row]:
         "parts": _parts,
         "scenarios": _scenarios,
         "backbones": lambda: [_plain(e) for e in BACKBONES.entries().values()],
-        "datasets": lambda: [_plain(e) for e in DATASETS.entries().values()],
+        "datasets": lambda: [_plain(DATASETS.get(name)) for name in datasets()],
     }
     return makers[kind]()
 

@@ -65,7 +65,7 @@ class Samples:
         ``change`` sees images in [0, 1], before they are normalised.
         """
         rows = self.rows[positions]
-        return as_input(self.x[rows], self.pixels, change), self.y[rows]
+        return as_input(self.x.index_select(0, rows), self.pixels, change), self.y[rows]
 
     def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in large batches."""
@@ -94,11 +94,11 @@ def as_input(
     """Stored values to what nets see: images to channels-first floats, normalised."""
     if stored.dim() != 4:
         return stored.float()
-    x = stored.permute(0, 3, 1, 2).float()  # (B, C, H, W), channels-last in memory
+    x = stored.permute(0, 3, 1, 2)  # (B, C, H, W), channels-last in memory
     mean, std = SCALES[pixels]
     if change is None and len(mean) == 1:
-        return x.mul_(1 / (255 * std[0])).sub_(mean[0] / std[0])
-    x = x.mul_(1 / 255)
+        return x.mul(1 / (255 * std[0])).sub_(mean[0] / std[0])  # uint8 to float in one pass
+    x = x.mul(1 / 255)
     x = change(x) if change is not None else x
     return x.sub(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 

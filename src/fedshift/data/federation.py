@@ -56,7 +56,7 @@ class Federation:
 
 def federate(scenario: Scenario, seed: int) -> Federation:
     """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""
-    stores, codes = splitted(scenario, seed)
+    stores, codes = split_domains(scenario, seed)
     domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
     trained = {name: stores[name] for name in scenario.domains}
     shares = deal(scenario.partition, trained, codes, seed)
@@ -72,12 +72,12 @@ def federate(scenario: Scenario, seed: int) -> Federation:
 
 def holdings(scenario: Scenario, seed: int) -> Table:
     """How many training rows of each domain and class each client holds."""
-    stores, codes = splitted(scenario, seed)
+    stores, codes = split_domains(scenario, seed)
     trained = {name: stores[name] for name in scenario.domains}
     return table(deal(scenario.partition, trained, codes, seed), trained)
 
 
-def splitted(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
+def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
     """The scenario's domains, the unseen one last, and the split code of each of their rows."""
     stores = load(scenario.data, json.dumps(scenario.data_options, sort_keys=True))
     rules = dict.fromkeys(scenario.domains, scenario.split)

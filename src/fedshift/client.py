@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedshift import seeds, tree
 from fedshift.data.augment import PRESETS, apply
 from fedshift.data.federation import Site
+from fedshift.data.samples import Samples
 from fedshift.errors import DivergedError
 from fedshift.evaluate.scoring import score
 from fedshift.loop import (
@@ -53,6 +54,7 @@ class Client:
     sent: frozenset[str]  # entries of the net that came from the server
     inbox: Tree  # payload as it arrived, "part/key"
     state: State
+    resources: Mapping[str, Samples]  # granted data beside its own, by resource
     batches: int = 0
     steps: int = 0  # optimiser steps that moved what the server sent
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Worker:
     net: Net
     sites: Mapping[str, Site]
     store: StateStore
+    resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
     label: str = "method"  # for messages
 
     def __post_init__(self) -> None:
@@ -165,6 +168,7 @@ class Worker:
             frozenset(mail.shared),
             mail.payload,
             state,
+            self.resources,
         )
 
     def _enrol(self, client: Client, mail: Broadcast) -> Update:

@@ -112,10 +112,11 @@ def in_layout(net: Net) -> Net:
     return net
 
 
-def granted(federation: Federation, place: Scenario) -> dict[str, Samples]:
-    """Data that the scenario lets the server see."""
-    if "server_unlabelled" in place.grants and federation.unseen is not None:
-        return {"server_unlabelled": federation.unseen.inputs}
+def granted(federation: Federation, place: Scenario, side: str) -> dict[str, Samples]:
+    """Data that the scenario lets a side see beside its own: the target's inputs, if it may."""
+    name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
+    if name in place.grants and federation.unseen is not None:
+        return {name: federation.unseen.inputs}
     return {}
 
 
@@ -221,8 +222,17 @@ def prepare(
     check_data(federation, place, net)
     record = Record(config, path, options.listener.replied)
     record.create()
-    server = open_server(method, place, config.seed, net, granted(federation, place))
-    worker = Worker(method, place, config.seed, twin, federation.sites, record.store, config.label)
+    server = open_server(method, place, config.seed, net, granted(federation, place, "server"))
+    worker = Worker(
+        method,
+        place,
+        config.seed,
+        twin,
+        federation.sites,
+        record.store,
+        granted(federation, place, "client"),
+        config.label,
+    )
     transport = TRANSPORTS[options.transport](worker)
     if not record.restore(server):
         enrol(server, transport, federation.sites, record)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.aggregate.rules import weighted_mean
-from fedshift.errors import ClashError
+from fedshift.errors import ClashError, GrantError
 from fedshift.evaluate.protocols import assemble
 from fedshift.message import Broadcast
 from fedshift.method import Method, Part
@@ -327,6 +327,27 @@ def test_what_a_part_writes_at_enrolment_is_there_in_every_visit(tmp_path):
         seen = [payload["diary/seen"] for payload in mail if "diary/seen" in payload]
         assert sorted(set(map(float, seen))) == [6.0, 7.0, 11.0]
         assert len(seen) == 8
+
+
+class Curious(Part):
+    """Tells how many target inputs a client may see, and their labels."""
+
+    needs = frozenset({"client_target_unlabelled"})
+
+    def finish(self, client):
+        return {"labels": client.resources["client_target_unlabelled"].labels}
+
+
+def test_the_targets_inputs_reach_clients_without_labels_and_only_if_granted():
+    method = Method((Curious(),))
+    with pytest.raises(GrantError, match="--grant client_target_unlabelled"):
+        start(method)
+    session = start(method, grants=("client_target_unlabelled",))
+    session.advance()
+    told = [m.payload["curious/labels"] for m in session.transport.seen if m.payload]
+    assert len(told) == 4
+    assert all(labels.tolist() == [-1] * 12 for labels in told)
+    assert start("fedavg").transport.worker.resources == {}
 
 
 def test_a_part_cannot_take_the_cores_names():

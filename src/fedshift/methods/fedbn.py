@@ -14,7 +14,7 @@ from fedshift.registry import register
 class PrivateBatchNorm(Part):
     """Weight, bias and statistics of every BatchNorm are private, by module type.
 
-    Codes that look for "bn" in a key miss layers such as ``downsample.1``.
+    Codes that search the keys for a substring miss layers such as ``downsample.1``.
     """
 
     def scope(self, net: Net) -> Mapping[str, Scope]:

@@ -31,14 +31,13 @@ LAPTOP: dict[str, Any] = {
     "data_options": {"size": 32},
     "backbone_options": {"width": 0.25},
     "rounds": 12,
-    "epochs": 1,
-    "evaluate_every": 2,
+    "evaluate_every": 3,
 }
 
-for _name, _data, _plan, _size, _split, _augment in (
-    ("digits", "digits-4", DIGITS, 32, Given(), "f2dc-digits"),
-    ("office-caltech", "office-caltech10", OFFICE, 32, EveryTenth(), "f2dc"),
-    ("pacs", "pacs", PACS, 128, EveryTenth(), "f2dc"),
+for _name, _data, _plan, _size, _split, _augment, _epochs in (
+    ("digits", "digits-4", DIGITS, 32, Given(), "f2dc-digits", 5),
+    ("office-caltech", "office-caltech10", OFFICE, 32, EveryTenth(), "f2dc", 5),
+    ("pacs", "pacs", PACS, 128, EveryTenth(), "f2dc", 1),
 ):
     _own = {"data": _data, "data_options": {"size": _size}, "domains": tuple(_plan.clients)}
     of_paper(
@@ -47,5 +46,5 @@ for _name, _data, _plan, _size, _split, _augment in (
         "global model.",
         "F2DC, 2026",
         values=COMMON | _own | {"partition": _plan, "split": _split, "augment": _augment},
-        laptop=LAPTOP,
+        laptop=LAPTOP | {"epochs": _epochs},
     )

@@ -23,12 +23,33 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
                 f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
                 f"grant; add --grant {need}"
             )
+        _check_present(item, scenario)
         if item.needs_full_participation and size < clients:
             raise ConfigError(
                 f"{item.name} needs every client in every round, but {size} of {clients} are "
                 "sampled; leave out --clients-per-round"
             )
+        if clients < item.min_clients:
+            raise ConfigError(
+                f"{item.name} compares clients and needs at least {item.min_clients}, but scenario "
+                f"{scenario.name!r} has {clients}; give it more domains, or another partition"
+            )
         _check_optimiser(item, scenario)
+
+
+def _check_present(item: Declares, scenario: Scenario) -> None:
+    """What is granted has to exist as well."""
+    target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
+    if target and scenario.unseen is None:
+        raise ConfigError(
+            f"{item.name} needs a target domain, and scenario {scenario.name!r} has none; name one "
+            "with --set scenario.unseen=DOMAIN"
+        )
+    if "public_set" in item.needs and scenario.public is None:
+        raise ConfigError(
+            f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "
+            "one with --set scenario.public=DATASET"
+        )
 
 
 def _check_optimiser(item: Declares, scenario: Scenario) -> None:

@@ -149,6 +149,7 @@ class Worker:
             "train": self._train,
             "statistics": self._statistics,
             "score": self._score,
+            "assess": self._assess,
             "donate": self._donate,
         }
         with seeds.fork(self.seed, mail.round, mail.client, mail.task):
@@ -337,7 +338,14 @@ class Worker:
     def _score(self, client: Client, mail: Broadcast) -> Update:
         """Right answers of the client's own model on its own validation and test samples."""
         load(self.net, client.state.get("trained", {}))
-        predict = partial(self.method.predict, self.net, client=client)
+        return self._count(mail, client, client)
+
+    def _assess(self, client: Client, mail: Broadcast) -> Update:
+        """Right answers of the received model with this client's private entries."""
+        return self._count(mail, client, None)
+
+    def _count(self, mail: Broadcast, client: Client, scored_as: Client | None) -> Update:
+        predict = partial(self.method.predict, self.net, client=scored_as)
         self.net.eval()
         metrics: dict[str, float] = {}
         for split in ("val", "test"):

@@ -50,12 +50,19 @@ def setting(
 
 @dataclass(frozen=True)
 class Declares:
-    """Base of everything a method is composed of: values, equal if class and settings are."""
+    """Base of everything a method is composed of: values, equal if class and settings are.
+
+    What depends on a setting is a property of the subclass in place of the class variable.
+    """
 
     alias: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # keys of RESOURCES
     needs_individual_updates: ClassVar[bool] = False  # rules out secure aggregation
     needs_full_participation: ClassVar[bool] = False
+    min_clients: ClassVar[int] = 1
+    at_home: ClassVar[bool] = (
+        False  # private entries stay put even for `global`: a domain's clients score it
+    )
     optimisers: ClassVar[frozenset[str] | None] = None  # of sgd, momentum, adam, adamw; None: any
     references: ClassVar[frozenset[str]] = frozenset()  # of received, previous, initial
     shares: ClassVar[str] = ""  # data-derived payload that leaves a site, in words

@@ -14,10 +14,11 @@ import torch
 from fedshift import seeds
 from fedshift.check import check_data, check_needs
 from fedshift.client import Worker
-from fedshift.data.federation import Federation, datasets, federate, load
+from fedshift.data.federation import Federation, datasets, federate, load, public_samples
 from fedshift.data.samples import Samples
 from fedshift.data.splits import Random
 from fedshift.errors import ConfigError, RunError, UnknownNameError
+from fedshift.evaluate.group_effect import group_effect
 from fedshift.evaluate.protocols import evaluate
 from fedshift.message import Update
 from fedshift.method import Method
@@ -113,11 +114,14 @@ def in_layout(net: Net) -> Net:
 
 
 def granted(federation: Federation, place: Scenario, side: str) -> dict[str, Samples]:
-    """Data that the scenario lets a side see beside its own: the target's inputs, if it may."""
+    """Data that the scenario lets a side see beside its own: the target's inputs, a public set."""
+    out = {}
     name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
     if name in place.grants and federation.unseen is not None:
-        return {name: federation.unseen.inputs}
-    return {}
+        out[name] = federation.unseen.inputs
+    if "public_set" in place.grants and place.public is not None:
+        out["public_set"] = public_samples(place, federation.shape)
+    return out
 
 
 def run(  # noqa: PLR0913  the whole of a run, by keyword
@@ -204,6 +208,8 @@ class Session:
         if server.round % place.evaluate_every == 0 or server.round == place.rounds:
             scored = evaluate(server, self.transport, self.federation, self.record)
             row["scores"] = {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
+            if "group-effect" in place.analyses:
+                row["group-effect"] = group_effect(server, updates, self.federation)
             keep_best(server, self.record, row)
         row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
         self.record.commit(server, row)

@@ -59,6 +59,7 @@ class Net(nn.Module):
         self.shape = tuple(shape)  # of one input
         self.classes = classes
         self.necks: dict[str, list[str]] = {name: [] for name in stages}
+        self.skipped: frozenset[str] = frozenset()  # necks that are left out for the moment
 
     @property
     def head_module(self) -> nn.Module:
@@ -86,6 +87,8 @@ class Net(nn.Module):
             for path in paths:
                 x = self.get_submodule(path)(x)
             for name in self.necks[stage]:
+                if name in self.skipped:
+                    continue
                 x, seen = self.extra[name](x)
                 aux |= {f"{name}/{key}": value for key, value in seen.items()}
             taps[stage] = x

@@ -48,6 +48,7 @@ class Scenario(Frozen):
     data_options: dict[str, Any] = Field(default_factory=dict)
     domains: tuple[str, ...]
     unseen: str | None = None
+    public: str | None = None  # a data set that everybody may see, for grant public_set
     split: Split = Given()
     unseen_split: Split | None = None  # None: as the others
     partition: Partition = PerDomain()
@@ -74,7 +75,8 @@ class Scenario(Frozen):
     selection: Literal["validation", "last", "oracle"] = "validation"
     scored: Literal["aggregated", "trained"] = "aggregated"
     evaluate_every: Positive = 1
-    newcomer: Literal["refuse", "initial", "mean"] = "refuse"
+    analyses: tuple[Literal["group-effect"], ...] = ()  # measured beside the protocols
+    newcomer: Literal["refuse", "initial", "mean", "none"] = "refuse"
     grants: tuple[str, ...] = ("client_val", "domain_ids")
 
     @model_validator(mode="after")
@@ -91,6 +93,8 @@ class Scenario(Frozen):
             raise ValueError(f"domain {self.unseen!r} is both trained on and unseen")
         if self.unseen is None and any(p.startswith("unseen") for p in self.protocols):
             raise ValueError("an unseen protocol needs the name of the unseen domain")
+        if self.unseen is None and "group-effect" in self.analyses:
+            raise ValueError("group-effect is measured on the unseen domain; name one")
         return self
 
     @field_validator("augment")

@@ -62,6 +62,7 @@ class Server:
     resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
     round: int = 0
     participants: int = 0  # updates of this round
+    aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
 
     def generator(self, part: str) -> torch.Generator:
         """The generator of (seed, round, server, part)."""
@@ -135,6 +136,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
         server.personal |= method.personal(server, updates)
         if scenario.bn == "recompute":
             recompute_statistics(server, transport, cohort, observer)
+        server.aggregated = server.shared
         for part in method.parts:
             part.refine(server)
     return updates

@@ -238,7 +238,7 @@ class Everyone(Part):
 def test_a_missing_grant_stops_the_run_and_says_how_to_give_it():
     with pytest.raises(GrantError, match=r"hungry needs a public data set .*--grant public_set"):
         check_needs(Method((Hungry(),)), tiny_scenario(), 4)
-    check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",)), 4)
+    check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",), public="tiny"), 4)
 
 
 def test_full_participation_is_checked_against_the_cohort():

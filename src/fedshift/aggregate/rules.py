@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 class Aggregator(Declares):
     """A combining rule with its weighting and its server optimiser; subclasses are the rules.
 
-    Parameters go through :meth:`combine` and the optimiser. Buffers are averaged with the same
-    weights, counters take the largest value, and BatchNorm statistics follow the scenario.
+    What the rule covers goes through :meth:`combine` and the optimiser. Other buffers are averaged
+    with the same weights, counters take the largest value, and BatchNorm statistics follow the
+    scenario.
     """
 
     weights: Weighting | None = None  # None: the scenario's choice
     optimiser: ServerOptimiser = field(default_factory=Add)
 
+    def covers(self, server: Server) -> frozenset[str]:
+        """Shared entries that go through :meth:`combine`: the trained ones."""
+        return server.parameters
+
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
-        """Combined parameters from ``updates`` with ``weights`` (n,)."""
+        """Combined entries that the rule covers, from ``updates`` with ``weights`` (n,)."""
         raise NotImplementedError
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
@@ -40,7 +45,7 @@ class Aggregator(Declares):
         weighting = self.weights or WEIGHTINGS[server.scenario.weights]
         weights = weighting(server, updates)  # (n,)
         new = self.optimiser(server, self.combine(server, updates, weights))
-        buffers = server.shared.keys() - server.parameters
+        buffers = server.shared.keys() - self.covers(server)
         averaged = weighted_mean([tree.pick(u.shared, buffers) for u in updates], weights)
         return {k: new.get(k, averaged.get(k, v)) for k, v in server.shared.items()}
 

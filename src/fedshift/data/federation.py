@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from fedshift.data.named import own_datasets
@@ -15,7 +16,7 @@ from fedshift.data.partition_table import Table, table
 from fedshift.data.samples import Domain, Pixels, Samples, union
 from fedshift.data.shares import Share
 from fedshift.data.splits import TEST, TRAIN, VAL, apply_split
-from fedshift.errors import UnknownNameError
+from fedshift.errors import DataError, UnknownNameError
 from fedshift.registry import DATASETS
 from fedshift.scenario import Scenario
 
@@ -108,6 +109,20 @@ def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
         if key not in entry.options:
             raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
     return entry.build(**given)
+
+
+def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:
+    """Every input of the scenario's public data set, without labels, in the clients' shape."""
+    assert scenario.public is not None
+    stores = load(scenario.public)
+    first = next(iter(stores.values()))
+    if first.shape != shape:
+        raise DataError(
+            f"public set {scenario.public!r} has inputs of shape {first.shape}, the clients of "
+            f"{shape}; take one of the same shape"
+        )
+    inputs = [Samples(d.x, d.y, torch.arange(len(d.y)), scenario.pixels) for d in stores.values()]
+    return union(inputs).unlabelled()
 
 
 def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:

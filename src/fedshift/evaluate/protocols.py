@@ -14,7 +14,7 @@ from fedshift.evaluate.metrics import Count, Metrics
 from fedshift.evaluate.scoring import score
 from fedshift.message import Update
 from fedshift.method import Part
-from fedshift.net import Scope, load
+from fedshift.net import Net, Scope, load
 from fedshift.server import Observer, Server, Transport, exchange
 from fedshift.tree import Tree
 
@@ -26,6 +26,8 @@ def evaluate(
 ) -> Scored:
     """Every protocol of the scenario on the current model; deterministic, leaves no trace.
 
+    ``global`` asks the clients of each domain where a part keeps its entries at home: the received
+    model with each client's own entries, averaged over the domain's clients.
     A protocol without an answer (``global`` for a method with private entries that the scenario
     grants no new site) is left out.
     """
@@ -34,9 +36,13 @@ def evaluate(
     if "personal" in wanted:
         updates = exchange(server, transport, "score", sorted(server.roster), observer)
         out["personal"] = personal(updates, federation)
-    if set(wanted) - {"personal"}:
+    if "global" in wanted and any(d.at_home for d in server.method.declared):
+        updates = exchange(server, transport, "assess", sorted(server.roster), observer)
+        out["global"] = personal(updates, federation)
+    if set(wanted) - {"personal"} - out.keys():
         model = assemble(server, transport, observer)
-        out |= one_model(server, federation, model) if model else {}
+        out = one_model(server, federation, model) | out if model is not None else out
+        server.net.skipped = frozenset()
     return {name: out[name] for name in wanted if name in out}
 
 
@@ -70,10 +76,20 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
         return model
     if server.scenario.newcomer == "refuse":
         return None
+    if server.scenario.newcomer == "none":
+        return model if leave_out_necks(server.net, private) else None
     if server.scenario.newcomer == "initial":
         return model | tree.pick(server.initial, private)
     donated = exchange(server, transport, "donate", clients, observer)
     return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))
+
+
+def leave_out_necks(net: Net, private: set[str]) -> bool:
+    """Let ``net`` skip what parts added and keep private; False if more than that is private."""
+    if any(not key.startswith("extra.") for key in private):
+        return False
+    net.skipped = frozenset(key.split(".")[1] for key in private)
+    return True
 
 
 def one_model(server: Server, federation: Federation, model: Tree) -> Scored:

@@ -229,6 +229,14 @@ class Hungry(Part):
 
 
 @dataclass(frozen=True)
+class Aimed(Part):
+    needs = frozenset({"server_unlabelled"})
+
+
+class Comparing(Part):
+    min_clients = 2
+
+
 class Everyone(Part):
     """Needs every client in every round."""
 
@@ -239,6 +247,20 @@ def test_a_missing_grant_stops_the_run_and_says_how_to_give_it():
     with pytest.raises(GrantError, match=r"hungry needs a public data set .*--grant public_set"):
         check_needs(Method((Hungry(),)), tiny_scenario(), 4)
     check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",), public="tiny"), 4)
+
+
+def test_what_is_granted_has_to_exist():
+    with pytest.raises(ConfigError, match=r"hungry needs a public data set.*scenario\.public"):
+        check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",)), 4)
+    alone = tiny_scenario(unseen=None, protocols=("personal",))
+    with pytest.raises(ConfigError, match=r"aimed needs a target domain.*scenario\.unseen"):
+        check_needs(Method((Aimed(),)), alone, 4)
+
+
+def test_a_part_that_compares_clients_refuses_too_few():
+    check_needs(Method((Comparing(),)), tiny_scenario(), 2)
+    with pytest.raises(ConfigError, match=r"needs at least 2, but .* has 1"):
+        check_needs(Method((Comparing(),)), tiny_scenario(), 1)
 
 
 def test_full_participation_is_checked_against_the_cohort():

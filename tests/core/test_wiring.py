@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fedshift.data import federation
 from fedshift.data.label_skew import SequentialDirichlet
 from fedshift.data.splits import AllTest, Given
+from fedshift.errors import DataError
 from fedshift.method import Method, Part
 from fedshift.testing import start, tiny, tiny_scenario, worker
 
@@ -68,3 +70,18 @@ def test_looks_of_the_same_rows_are_split_alike(monkeypatch):
     assert torch.equal(made.domains["a"].train.rows, made.domains["b"].train.rows)
     held = [set(site.data.train.rows.tolist()) for site in made.sites.values()]
     assert not held[0] & held[1]
+
+
+def test_a_public_set_reaches_both_sides_only_where_it_is_granted():
+    session = start("fedavg", public="tiny", grants=("client_val", "public_set"))
+    rows = sum(len(domain.y) for domain in tiny().values())
+    for found in (session.server.resources, worker(session).resources):
+        assert len(found["public_set"]) == rows
+        assert next(found["public_set"].chunks())[0].shape[1:] == (3, 8, 8)
+    assert "public_set" not in worker(start("fedavg", public="tiny")).resources
+
+
+def test_a_public_set_of_another_shape_is_refused():
+    place = tiny_scenario(public="digits")
+    with pytest.raises(DataError, match=r"public set 'digits' has inputs of shape .* take one"):
+        federation.public_samples(place, (3, 8, 8))

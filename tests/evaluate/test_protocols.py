@@ -1,0 +1,95 @@
+"""What an unseen site and a seen domain get of entries that never leave their clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift.declare import setting
+from fedshift.evaluate.protocols import evaluate
+from fedshift.method import Method, Part
+from fedshift.net import Neck, Scope, load
+from fedshift.testing import play, start, worker
+
+
+class Turned(Neck):
+    """Adds a learnt map; its weight starts at one, so it matters from the first round."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.ones(width, 1, 1))
+
+    def forward(self, maps):
+        return maps * 0.1 + self.shift, {}
+
+
+@dataclass(frozen=True)
+class Homely(Part):
+    """A private neck whose owners score the domain themselves."""
+
+    stay: bool = setting(True, "whether the clients score")
+    head_too: bool = setting(False, "keep a bias of the head as well")
+
+    @property
+    def at_home(self):
+        return self.stay
+
+    def build(self, net):
+        stage = next(iter(net.stages))
+        net.insert(self.name, Turned(net.shapes()[stage][0]), after=stage)
+
+    def scope(self, net):
+        out = {f"extra.{self.name}.shift": Scope.PRIVATE}
+        return out | ({f"{net.head_path}.bias": Scope.PRIVATE} if self.head_too else {})
+
+
+def scores(session):
+    return evaluate(session.server, session.transport, session.federation, session.record)
+
+
+def accuracy(net, samples):
+    x, y = samples.take(torch.arange(len(samples)))
+    with torch.no_grad():
+        return 100 * np.mean((net.eval()(x).logits.argmax(1) == y).numpy())
+
+
+def test_a_domain_scored_at_home_is_the_mean_over_its_clients():
+    session = play(start(Method((Homely(),)), scored="trained"))
+    site = worker(session)
+    own = {}
+    for client in session.server.roster:
+        private = site.store.load(client, before=session.server.round + 1)["net"]
+        load(site.net, session.server.shared | private)
+        domain = session.federation.domains[session.federation.sites[client].domain]
+        own.setdefault(session.federation.sites[client].domain, []).append(
+            accuracy(site.net, domain.test)
+        )
+    found = scores(session)["global"]["test"]
+    assert found.domains == pytest.approx({d: np.mean(v) for d, v in own.items()})
+
+
+def test_at_home_no_private_entry_travels_and_newcomers_are_refused():
+    session = play(start(Method((Homely(),))))
+    assert "unseen" not in scores(session)
+    assert not any("shift" in k for m in session.transport.seen for k in m.personal | m.shared)
+    assert "global" not in scores(play(start(Method((Homely(stay=False),)))))
+
+
+def test_a_newcomer_with_none_gets_the_net_without_the_private_neck():
+    session = play(start(Method((Homely(),)), newcomer="none"))
+    found = scores(session)["unseen"]["test"]
+    net = worker(session).net
+    load(net, session.server.shared)
+    net.skipped = frozenset({"homely"})
+    by_hand = accuracy(net, session.federation.unseen.test)
+    net.skipped = frozenset()
+    assert found.avg == pytest.approx(by_hand)
+    assert session.server.net.skipped == frozenset()
+
+
+def test_none_has_no_answer_when_more_than_necks_is_private():
+    session = play(start(Method((Homely(head_too=True),)), newcomer="none"), 1)
+    assert "unseen" not in scores(session)

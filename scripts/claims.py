@@ -1,0 +1,103 @@
+"""Measures what the five core papers claim, small; writes docs/tables/claims/NAME.md.
+
+``python scripts/claims.py fdse csac`` runs what is missing of those two (all without an argument)
+and writes their tables. Runs are resumable. Real data come through ``FEDSHIFT_SOURCES``; a
+scenario whose data are not at hand is left out, and its table is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fedshift
+from fedshift.cli.progress import Board
+from fedshift.errors import DataError
+from fedshift.results import Comparison, RunResult
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "runs" / "claims"
+TABLES = ROOT / "docs" / "tables" / "claims"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Methods side by side in one scenario; the first one is what the others are compared with."""
+
+    name: str  # of the table
+    scenario: str
+    methods: Sequence[str]
+    protocols: Sequence[str]
+    changes: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 3
+    keys: Sequence[str] = ("avg",)  # and worst, where the claim is about it
+
+
+CLAIMS: dict[str, list[Claim]] = {}
+
+
+def measure(claim: Claim) -> str:
+    """The table of one claim, running what is missing."""
+    with Board() as board:
+        found = fedshift.compare(
+            list(claim.methods),
+            [claim.scenario],
+            seeds=range(claim.seeds),
+            out=RUNS,
+            watch=board.watch,
+            **claim.changes,
+        )
+    columns = [(protocol, key) for protocol in claim.protocols for key in claim.keys]
+    heads = [p if k == "avg" else f"{p}, {k}" for p, k in columns]
+    lines = [
+        "| method | " + " | ".join(heads) + f" | {heads[0]}: difference ± standard error |",
+        "|---|" + "---|" * (len(columns) + 1),
+    ]
+    runs = {label: [r for r in found.results if r.label == label] for label in found.methods}
+    base = next(iter(runs.values()))
+    for label, own in runs.items():
+        cells = [str(_cell(found, own, *column)) for column in columns]
+        gap = "" if own is base else _gap(own, base, *columns[0])
+        lines.append(f"| `{label}` | " + " | ".join(cells) + f" | {gap} |")
+    lines += [f"| `{f.config.label}` | diverged: {f.reason} |" for f in found.failures]
+    return "\n".join([*lines, ""])
+
+
+def _cell(found: Comparison, runs: list[RunResult], protocol: str, key: str) -> object:
+    return found.cell(runs[0].label, runs[0].config.place, protocol, key)
+
+
+def _value(run: RunResult, protocol: str, key: str) -> float:
+    outcome = run.outcome(protocol, "selected")
+    return math.nan if outcome is None else getattr(outcome.metrics, key)
+
+
+def _gap(runs: list[RunResult], base: list[RunResult], protocol: str, key: str) -> str:
+    """Mean over seeds of the difference within each seed, and its standard error."""
+    pairs = zip(runs, base, strict=True)
+    gaps = [_value(a, protocol, key) - _value(b, protocol, key) for a, b in pairs]
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    return f"{statistics.fmean(gaps):+.1f} ± {error:.1f}"
+
+
+def main(wanted: Sequence[str]) -> None:
+    """Write the tables of the wanted methods."""
+    TABLES.mkdir(parents=True, exist_ok=True)
+    for method in wanted or CLAIMS:
+        for claim in CLAIMS[method]:
+            try:
+                table = measure(claim)
+            except DataError as error:
+                print(f"{claim.name}: left out, {error}")
+                continue
+            (TABLES / f"{claim.name}.md").write_text(table)
+            print(claim.name, table, sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

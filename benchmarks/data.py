@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from fedshift.build import in_layout
 from fedshift.data.samples import Domain, Samples
 from fedshift.data.store import read_domain, write_domain
-from fedshift.experiment import in_layout, one_thread
+from fedshift.machine import one_thread
 from fedshift.registry import BACKBONES
 
 REPEATS = 60

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.backbones.cnn import cnn
-from fedshift.experiment import find_scenario, one_thread, prepare
+from fedshift.experiment import find_scenario, prepare
+from fedshift.machine import one_thread
 from fedshift.runs.config import configure
 from fedshift.server import play_round
 

@@ -73,3 +73,12 @@ class Update(Message):
     metrics: dict[str, float] = field(
         default_factory=dict
     )  # losses by name, counts of right answers
+
+    def own(self) -> Update:
+        """The same in memory of its own."""
+        sections: dict[str, Any] = {s: tree.clone(getattr(self, s)) for s in self.SECTIONS}
+        return dataclasses.replace(self, **sections)
+
+    def scalars_only(self) -> Update:
+        """The same without tensors."""
+        return dataclasses.replace(self, shared={}, personal={}, payload={})

@@ -211,6 +211,12 @@ class Method:
 
     # what the runner asks
     @property
+    def streams(self) -> bool:
+        """Whether no part wants to see all updates of a round at once."""
+        hooks = ("merge", "personal")
+        return all(getattr(type(p), h) is getattr(Part, h) for p in self.parts for h in hooks)
+
+    @property
     def declared(self) -> tuple[Declares, ...]:
         """Everything that declares needs."""
         return (*self.parts, *self.aggregate.declared)

@@ -153,7 +153,8 @@ class Scenario(Frozen):
         """Who takes part in a round: without replacement, from the seed and the round alone."""
         size = self.cohort_size(len(clients))
         chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
-        return [sorted(clients)[i] for i in sorted(chosen)]
+        ordered = sorted(clients)
+        return [ordered[i] for i in sorted(chosen)]
 
     def confounders(self) -> dict[str, str]:
         """The choices that are printed with every number."""

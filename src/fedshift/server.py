@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,12 +16,16 @@ from fedshift.data.samples import Samples
 from fedshift.message import Broadcast, Task, Update
 from fedshift.method import Method
 from fedshift.net import Net, Scope, batch_norm_buffers
+from fedshift.runs.store import StateStore
 from fedshift.scenario import Scenario
 from fedshift.tree import Tree
 
 
 class Transport(Protocol):
     """Delivers mail to the sites and brings their replies back, in any order."""
+
+    borrows: bool  # whether a reply's tensors are valid only until the next one is asked for
+    store: StateStore  # where the sites keep their state
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update]:
         """One reply per message."""
@@ -99,21 +103,37 @@ def open_server(
 
 def exchange(
     server: Server, transport: Transport, task: Task, clients: Iterable[str], observer: Observer
-) -> list[Update]:
-    """Send one message to each client; replies sorted by client, so arrival never matters."""
-    mail = [server.mail(task, client) for client in clients]
+) -> Iterator[Update]:
+    """Send one message to each client, the longest work first; replies in the order of the mail.
+
+    Arrival never matters: a reply that comes early is held until its turn. A reply's tensors may
+    be borrowed from the transport until the next one is asked for; :func:`collect` owns them.
+    """
+    size = {client: update.examples for client, update in server.roster.items()}
+    order = sorted(clients, key=lambda client: (-size.get(client, 0), client))
+    mail = [server.mail(task, client) for client in order]
     for message in mail:
         observer.sent(message)
-    updates = []
+    due, held = deque(order), dict[str, Update]()
     for update in transport.deliver(mail):
         observer.received(update)
-        updates.append(update)
-    return sorted(updates, key=lambda u: u.client)
+        early = update.client != due[0]
+        held[update.client] = update.own() if early and transport.borrows else update
+        while due and due[0] in held:
+            yield held.pop(due.popleft())
+
+
+def collect(
+    server: Server, transport: Transport, task: Task, clients: Iterable[str], observer: Observer
+) -> list[Update]:
+    """All replies of an :func:`exchange`, in memory of their own."""
+    replies = exchange(server, transport, task, clients, observer)
+    return [update.own() if transport.borrows else update for update in replies]
 
 
 def enrol(server: Server, transport: Transport, clients: Iterable[str], observer: Observer) -> None:
     """Round 0: every client introduces itself once."""
-    enrolments = exchange(server, transport, "enrol", sorted(clients), observer)
+    enrolments = collect(server, transport, "enrol", clients, observer)
     for part in server.method.parts:
         part.admit(server, enrolments)
     server.roster = {
@@ -123,17 +143,25 @@ def enrol(server: Server, transport: Transport, clients: Iterable[str], observer
 
 
 def play_round(server: Server, transport: Transport, observer: Observer) -> list[Update]:
-    """One round, the same for every method and every transport; the replies come back."""
+    """One round, the same for every method and every transport; the replies come back.
+
+    Where nobody asks for all replies at once they are summed as they arrive, and come back without
+    their tensors: memory does not grow with the cohort.
+    """
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
-    updates = exchange(server, transport, "train", cohort, observer)
-    server.participants = len(updates)
+    replies = exchange(server, transport, "train", cohort, observer)
+    server.participants = len(cohort)
     with seeds.fork(server.seed, server.round, "server"):
-        for part in method.parts:
-            part.merge(server, updates)
-        server.shared = method.aggregate(server, updates)
-        server.personal |= method.personal(server, updates)
+        if streams(server):
+            updates = merge_arriving(server, replies, cohort)
+        else:
+            updates = [u.own() if transport.borrows else u for u in replies]
+            for part in method.parts:
+                part.merge(server, updates)
+            server.shared = method.aggregate(server, updates)
+            server.personal |= method.personal(server, updates)
         if scenario.bn == "recompute":
             recompute_statistics(server, transport, cohort, observer)
         server.aggregated = server.shared
@@ -142,12 +170,36 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     return updates
 
 
+def streams(server: Server) -> bool:
+    """Whether a round needs no more of the replies than their running sum."""
+    return (
+        server.method.streams
+        and server.method.aggregate.streams(server)
+        and not server.keys(Scope.PERSONAL)
+        and not server.scenario.analyses
+    )
+
+
+def merge_arriving(server: Server, replies: Iterator[Update], cohort: list[str]) -> list[Update]:
+    """Aggregate replies while they arrive, in place; what is left of them is scalars."""
+    expected = sorted((server.roster[c] for c in cohort), key=lambda u: (-u.examples, u.client))
+    seen: list[Update] = []
+
+    def passing() -> Iterator[Update]:
+        for update in replies:
+            seen.append(update.scalars_only())
+            yield update
+
+    server.shared = server.method.aggregate.stream(server, expected, passing())
+    return seen
+
+
 def recompute_statistics(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> None:
     """BatchNorm statistics of the aggregated model, averaged over the participants' estimates."""
     if not batch_norm_buffers(server.net) & server.shared.keys():
         return
-    updates = exchange(server, transport, "statistics", cohort, observer)
+    updates = collect(server, transport, "statistics", cohort, observer)
     weights = WEIGHTINGS[server.scenario.weights](server, updates)
     server.shared = server.shared | weighted_mean([u.shared for u in updates], weights)

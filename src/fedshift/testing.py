@@ -21,15 +21,16 @@ from fedshift.client import Client, Worker
 from fedshift.data.partition import PerDomain
 from fedshift.data.samples import Domain
 from fedshift.evaluate.protocols import evaluate
-from fedshift.experiment import Options, Session, one_thread, prepare
+from fedshift.experiment import Options, Session, prepare
 from fedshift.loop import Step
+from fedshift.machine import one_thread
 from fedshift.message import Broadcast, Message, Update
 from fedshift.method import Method, Part
 from fedshift.net import Scope
 from fedshift.registry import register_dataset
 from fedshift.runs.config import configure
 from fedshift.scenario import Scenario
-from fedshift.server import exchange
+from fedshift.server import collect
 from fedshift.transports.inprocess import InProcess
 from fedshift.tree import Tree
 
@@ -121,7 +122,7 @@ def everything(session: Session) -> Flat:
     groups |= {f"personal/{c}": t for c, t in server.personal.items()}
     groups |= {f"server/{n}": t for n, t in server.state.items()}
     for client in server.roster:
-        state = worker(session).store.load(client, before=server.round + 1)
+        state = session.transport.store.load(client, before=server.round + 1)
         groups |= {f"client/{client}/{n}": t for n, t in state.items()}
     return tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
 
@@ -164,6 +165,17 @@ def in_process_equals_bytes(method: str | Method) -> None:
     require_same(here, there, "in process and through bytes")
 
 
+def in_process_equals_pool(method: str | Method) -> None:
+    """One process and a pool of two give the same run."""
+    config, whole = configure(method, tiny_scenario())
+    here = play(start(method))
+    there = prepare(config, whole, None, Options(transport="pool", workers=2))
+    try:
+        require_same(here, play(there), "in process and in a pool")
+    finally:
+        there.transport.close()
+
+
 def private_stays_private(method: str | Method) -> None:
     """No private tensor is in any message, by name or by value."""
     session = play(start(method))
@@ -204,7 +216,7 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(start(method, path=path), finished)
             killed.server.round += 1  # half a round: clients have written, nothing is committed
-            exchange(killed.server, killed.transport, "train", ["dark-0", "dark-1"], killed.record)
+            collect(killed.server, killed.transport, "train", ["dark-0", "dark-1"], killed.record)
             resumed = play(start(method, path=path))
             require_same(whole, resumed, f"uninterrupted and killed after round {finished}")
 
@@ -251,6 +263,7 @@ def evaluation_leaves_no_trace(method: str | Method) -> None:
 CONTRACT: tuple[Callable[[str | Method], None], ...] = (
     finite_and_moving,
     in_process_equals_bytes,
+    in_process_equals_pool,
     private_stays_private,
     order_is_irrelevant,
     seed_decides,

@@ -280,7 +280,7 @@ class Overflow(Part):
 
 def test_a_weight_that_is_not_finite_is_named():
     session = start(Method((Overflow(),)))
-    with pytest.raises(DivergedError, match=r"overflow, client bright-0, round 1: head\.bias"):
+    with pytest.raises(DivergedError, match=r"overflow, client dark-0, round 1: head\.bias"):
         play(session, 1)
 
 

@@ -288,12 +288,12 @@ def test_the_server_phase_follows_the_aggregation():
     assert torch.equal(b, a + 1.0)
 
 
-def test_replies_are_sorted_whatever_the_order_of_their_arrival():
+def test_replies_come_largest_client_first_whatever_the_order_of_their_arrival():
     session = start("fedavg")
     session.transport = Tapped(worker(session), backwards=True)
     server = session.server
     found = exchange(server, session.transport, "score", list(SIZES), session.record)
-    assert [u.client for u in found] == sorted(SIZES)
+    assert [u.client for u in found] == sorted(SIZES, key=lambda c: (-SIZES[c], c))
 
 
 def test_domains_are_told_only_if_granted():

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.data.federation import federate, holdings, load
+from fedshift.data import federation
+from fedshift.data.federation import federate, holdings
 from fedshift.errors import ConfigError, DataError
 from fedshift.experiment import find_scenario, run
 from fedshift.registry import BACKBONES, SCENARIOS
@@ -120,9 +121,9 @@ def real(monkeypatch, tmp_path_factory):
         pytest.skip(f"no real data at {REAL}; set FEDSHIFT_SOURCES to run this")
     monkeypatch.setenv("FEDSHIFT_SOURCES", str(REAL))
     monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path_factory.getbasetemp() / "prepared"))
-    load.cache_clear()
+    federation._LOADED.clear()
     yield
-    load.cache_clear()
+    federation._LOADED.clear()
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,23 @@ class Aggregator(Declares):
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
         """Next shared entries: parameters by rule and optimiser, buffers by weighted mean."""
-        weighting = self.weights or WEIGHTINGS[server.scenario.weights]
-        weights = weighting(server, updates)  # (n,)
+        weights = self.weighting(server)(server, updates)  # (n,)
         new = self.optimiser(server, self.combine(server, updates, weights))
         buffers = server.shared.keys() - self.covers(server)
         averaged = weighted_mean([tree.pick(u.shared, buffers) for u in updates], weights)
         return {k: new.get(k, averaged.get(k, v)) for k, v in server.shared.items()}
+
+    def weighting(self, server: Server) -> Weighting:
+        """The rule's own, or the scenario's."""
+        return self.weights or WEIGHTINGS[server.scenario.weights]
+
+    def streams(self, server: Server) -> bool:  # noqa: ARG002  subclasses ask the server
+        """Whether :meth:`stream` gives what calling gives."""
+        return False
+
+    def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
+        """As calling, for ``replies`` that arrive one by one in the order of ``expected``."""
+        raise NotImplementedError
 
     @property
     def declared(self) -> tuple[Declares, ...]:
@@ -81,14 +92,26 @@ class Mean(Aggregator):
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:  # noqa: D102
         return weighted_mean([tree.pick(u.shared, server.parameters) for u in updates], weights)
 
+    def streams(self, server: Server) -> bool:
+        """If the weights are known before the replies are."""
+        return self.weighting(server).ahead
 
-def weighted_mean(trees: Sequence[Tree], weights: Tensor) -> Tree:
+    def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
+        """Parameters and buffers in one running sum."""
+        weights = self.weighting(server)(server, expected)
+        merged = weighted_mean((u.shared for u in replies), weights)
+        new = self.optimiser(server, tree.pick(merged, self.covers(server)))
+        return {k: new.get(k, merged.get(k, v)) for k, v in server.shared.items()}
+
+
+def weighted_mean(trees: Iterable[Tree], weights: Tensor) -> Tree:
     """Running sums over ``trees`` in order, never a stack; counters take the largest value."""
-    w = weights.tolist()
-    out = {k: v * w[0] if v.is_floating_point() else v.clone() for k, v in trees[0].items()}
-    for entries, w_k in zip(trees[1:], w[1:], strict=True):
+    out: Tree = {}
+    for entries, w_k in zip(trees, weights.tolist(), strict=True):
         for k, v in entries.items():
-            if v.is_floating_point():
+            if k not in out:
+                out[k] = v * w_k if v.is_floating_point() else v.clone()
+            elif v.is_floating_point():
                 out[k].add_(v, alpha=w_k)
             else:
                 torch.maximum(out[k], v, out=out[k])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Weighting(Declares):
     """One weight per update; called once per round, so it may keep state at the server."""
 
+    ahead: ClassVar[bool] = False  # whether the clients' enrolments are all it looks at
+
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,) in float64 that sum to one, in the order of ``updates``."""
         raise NotImplementedError
@@ -26,6 +28,8 @@ class Weighting(Declares):
 class ByExamples(Weighting):
     """n_k / n (McMahan et al., AISTATS 2017, Algorithm 1)."""
 
+    ahead = True
+
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:  # noqa: ARG002, D102
         n = torch.tensor([u.examples for u in updates], dtype=torch.float64)
         return n / n.sum()
@@ -33,6 +37,8 @@ class ByExamples(Weighting):
 
 class Uniform(Weighting):
     """1 / n."""
+
+    ahead = True
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:  # noqa: ARG002, D102
         return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64)

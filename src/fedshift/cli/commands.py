@@ -64,15 +64,20 @@ def run(
     clients_per_round: opt.ClientsPerRound = None,
     seed: Annotated[int, typer.Option(help="Of data, weights, cohorts and batches.")] = 0,
     grant: opt.Grant = None,
-    transport: Annotated[str, typer.Option(help=" or ".join(TRANSPORTS) + ".")] = "inprocess",
-    workers: Annotated[str, typer.Option(help="Processes of the transport, or auto.")] = "auto",
+    transport: Annotated[
+        str, typer.Option(help=f"{', '.join(TRANSPORTS)}, or auto: a pool if it has 2 workers.")
+    ] = "auto",
+    workers: Annotated[
+        str, typer.Option(help="Processes that visit clients; auto is one per core.")
+    ] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
-    if (opt.workers_of(workers) or 1) > 1:
+    count = opt.workers_of(workers)
+    if (count or 1) > 1 and transport not in ("auto", "pool"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     if method is None and resume and out is not None:
         config = read_config(out)
@@ -94,7 +99,7 @@ def run(
     path = out or Path("runs") / config.name
     with Board(quiet=quiet) as board:
         listener: Listener = board.watch(config)
-        result = execute(config, whole, path, Options(resume, transport, listener))
+        result = execute(config, whole, path, Options(resume, transport, listener, count))
     _tell(result, path, as_json=as_json, quiet=quiet)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -80,7 +79,7 @@ def holdings(scenario: Scenario, seed: int) -> Table:
 
 def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
     """The scenario's domains, the unseen one last, and the split code of each of their rows."""
-    stores = load(scenario.data, json.dumps(scenario.data_options, sort_keys=True))
+    stores = load(scenario.data, options_of(scenario))
     rules = dict.fromkeys(scenario.domains, scenario.split)
     if scenario.unseen:
         rules[scenario.unseen] = scenario.unseen_split or scenario.split
@@ -99,16 +98,38 @@ def datasets() -> list[str]:
     return list(DATASETS.entries())
 
 
-@cache
+_LOADED: dict[tuple[str, str], Mapping[str, Domain]] = {}  # by dataset and options
+
+
 def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
     """The stored domains of a dataset, once per process; ``options`` is JSON."""
+    if (dataset, options) in _LOADED:
+        return _LOADED[dataset, options]
     datasets()
     entry = DATASETS.get(dataset)
     given = json.loads(options)
     for key in given:
         if key not in entry.options:
             raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
-    return entry.build(**given)
+    _LOADED[dataset, options] = entry.build(**given)
+    return _LOADED[dataset, options]
+
+
+def adopt(dataset: str, options: str, stores: Mapping[str, Domain]) -> None:
+    """Use domains that are in memory already in place of loading them."""
+    _LOADED[dataset, options] = stores
+
+
+def options_of(scenario: Scenario) -> str:
+    """The data's options as :func:`load` takes them."""
+    return json.dumps(scenario.data_options, sort_keys=True)
+
+
+def stored(scenario: Scenario) -> dict[str, Domain]:
+    """The domains that the scenario uses, whole."""
+    stores = load(scenario.data, options_of(scenario))
+    names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
+    return {name: stores[name] for name in names}
 
 
 def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:

@@ -15,7 +15,7 @@ from fedshift.evaluate.scoring import score
 from fedshift.message import Update
 from fedshift.method import Part
 from fedshift.net import Net, Scope, load
-from fedshift.server import Observer, Server, Transport, exchange
+from fedshift.server import Observer, Server, Transport, collect
 from fedshift.tree import Tree
 
 Scored = dict[str, dict[str, Metrics]]  # protocol -> "val" and "test"
@@ -34,10 +34,10 @@ def evaluate(
     wanted = server.scenario.protocols
     out: Scored = {}
     if "personal" in wanted:
-        updates = exchange(server, transport, "score", sorted(server.roster), observer)
+        updates = collect(server, transport, "score", sorted(server.roster), observer)
         out["personal"] = personal(updates, federation)
     if "global" in wanted and any(d.at_home for d in server.method.declared):
-        updates = exchange(server, transport, "assess", sorted(server.roster), observer)
+        updates = collect(server, transport, "assess", sorted(server.roster), observer)
         out["global"] = personal(updates, federation)
     if set(wanted) - {"personal"} - out.keys():
         model = assemble(server, transport, observer)
@@ -80,7 +80,7 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
         return model if leave_out_necks(server.net, private) else None
     if server.scenario.newcomer == "initial":
         return model | tree.pick(server.initial, private)
-    donated = exchange(server, transport, "donate", clients, observer)
+    donated = collect(server, transport, "donate", clients, observer)
     return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))
 
 

@@ -45,11 +45,9 @@ class Record:
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self._written = {"metrics": 0, "ledger": 0}
-
-    @property
-    def store(self) -> StateStore:
-        """Where this run's clients keep their state."""
-        return DiskStore(self.path / "checkpoints" / "clients") if self.path else MemoryStore()
+        self.store: StateStore = (  # where this run's clients keep their state
+            DiskStore(path / "checkpoints" / "clients") if path else MemoryStore()
+        )
 
     # observer
     def sent(self, message: Broadcast) -> None:

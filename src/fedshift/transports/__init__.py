@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedshift.client import Worker
+from fedshift.build import Plan
 from fedshift.server import Transport
 from fedshift.transports.inprocess import InProcess
+from fedshift.transports.pool import Pool
 from fedshift.transports.wire import Wire
 
-TRANSPORTS: dict[str, Callable[[Worker], Transport]] = {"inprocess": InProcess, "wire": Wire}
+TRANSPORTS: dict[str, Callable[[Plan], Transport]] = {
+    "inprocess": lambda plan: InProcess(plan.worker()),
+    "wire": lambda plan: Wire(plan.worker()),
+    "pool": Pool,
+}
 
-__all__ = ["TRANSPORTS", "InProcess", "Wire"]
+__all__ = ["TRANSPORTS", "InProcess", "Pool", "Wire"]

@@ -11,8 +11,10 @@ from fedshift.message import Broadcast, Update
 class InProcess:
     """Visits the sites one after another on one resident net."""
 
+    borrows = False
+
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker, self.store = worker, worker.store
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
         """Replies in the order of the mail, each as soon as it is there."""

@@ -1,0 +1,81 @@
+"""From a configuration to the two things that train: the net, and a worker that plays visits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedshift import seeds
+from fedshift.client import Worker
+from fedshift.data.federation import Federation, public_samples
+from fedshift.data.samples import Samples
+from fedshift.errors import UnknownNameError
+from fedshift.method import Method
+from fedshift.net import Net
+from fedshift.registry import BACKBONES
+from fedshift.runs.config import RunConfig
+from fedshift.runs.store import StateStore
+from fedshift.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a transport needs to open workers, here or in other processes."""
+
+    config: RunConfig
+    method: Method
+    federation: Federation
+    store: StateStore
+    workers: int = 1
+
+    def worker(self, net: Net | None = None) -> Worker:
+        """A worker of this process, around ``net`` or one of its own."""
+        place = self.config.scenario
+        return Worker(
+            self.method,
+            place,
+            self.config.seed,
+            net or build_net(self.config, self.method, self.federation),
+            self.federation.sites,
+            self.store,
+            granted(self.federation, place, "client"),
+            self.config.label,
+        )
+
+
+def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
+    """The backbone extended by the method's parts: the same weights wherever it is built."""
+    place = config.scenario
+    backbone = BACKBONES.get(place.backbone)
+    for option in place.backbone_options:
+        if option not in backbone.options:
+            raise UnknownNameError.of(
+                f"option of backbone {backbone.name!r}", option, backbone.options
+            )
+    classes = len(federation.classes)
+    with seeds.fork(config.seed, "init"):
+        net = backbone.build(federation.shape, classes, **place.backbone_options)
+    for part in method.parts:
+        with seeds.fork(config.seed, "build", part.name):
+            part.build(net)
+    return in_layout(net)
+
+
+def in_layout(net: Net) -> Net:
+    """Conv nets in channels-last memory, in place: 1.3 to 1.5 times faster on one thread."""
+    for parameter in net.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return net
+
+
+def granted(federation: Federation, place: Scenario, side: str) -> dict[str, Samples]:
+    """Data that the scenario lets a side see beside its own: the target's inputs, a public set."""
+    out = {}
+    name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
+    if name in place.grants and federation.unseen is not None:
+        out[name] = federation.unseen.inputs
+    if "public_set" in place.grants and place.public is not None:
+        out["public_set"] = public_samples(place, federation.shape)
+    return out

@@ -1,0 +1,44 @@
+"""Settings of the process that make small nets fast; none of them moves a number."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
+MEGABYTE = 1 << 20
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: faster for small nets, and the same sums on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def keep_memory() -> None:
+    """Let glibc keep freed memory: else each step maps and clears its activations anew."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2047 * MEGABYTE)
+        libc.mallopt(M_TOP_PAD, 64 * MEGABYTE)

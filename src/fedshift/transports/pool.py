@@ -1,0 +1,228 @@
+"""Visits in worker processes of one thread each; tensors pass through shared memory.
+
+Replies come back as they finish; the server puts them in order. Each worker rebuilds its sites from
+the configuration around data that lie in shared memory, so nothing large is pickled, and a visit
+gives the same bits wherever it is played.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.build import Plan
+from fedshift.data import federation
+from fedshift.data.samples import Domain
+from fedshift.errors import FedshiftError, RunError
+from fedshift.machine import keep_memory
+from fedshift.message import Broadcast, Message, Update
+from fedshift.method import Method
+from fedshift.runs.config import RunConfig
+from fedshift.runs.store import DiskStore, MemoryStore, StateStore
+from fedshift.transports.blocks import Reader, Where, Writer
+
+AHEAD = 2  # messages that a worker may hold, so that it never waits for the server
+Layout = dict[str, dict[str, Where]]  # section -> entry -> where
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker process is given once."""
+
+    config: RunConfig
+    method: Method | None  # None: built again from its words
+    store: StateStore
+    data: dict[str, tuple[dict[str, Where], tuple[str, ...]]]  # domain -> tensors, classes
+    options: str
+
+
+@dataclass
+class Desk:
+    """The server's end of one worker process."""
+
+    process: Any
+    line: Connection
+    writers: list[Writer]
+    clients: deque[str]  # whose mail it holds
+    sent: int = 0
+
+
+class Pool:
+    """As many processes as ``plan.workers``; each visits one site at a time."""
+
+    borrows = True  # a reply's tensors are valid until the next one is asked for
+
+    def __init__(self, plan: Plan) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")
+        kept = Path(self._folder.name)
+        self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
+        self._common, self._data, self._reader = Writer(), Writer(), Reader()
+        self._desks: list[Desk] = []
+        start = self._start(plan)
+        context = _context()
+        for _ in range(plan.workers):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(there, start), daemon=True)
+            process.start()
+            there.close()
+            writers = [Writer() for _ in range(AHEAD)]
+            self._desks.append(Desk(process, here, writers, deque()))
+        for desk in self._desks:
+            self._receive(desk)
+
+    def _start(self, plan: Plan) -> Start:
+        """Put the scenario's data where the workers can see them."""
+        place = plan.config.scenario
+        stores = federation.stored(place)
+        flat = {
+            (name, field): getattr(domain, field)
+            for name, domain in stores.items()
+            for field in ("x", "y", "split")
+        }
+        keys = dict(enumerate(flat))
+        wheres = self._data.write({i: flat[key] for i, key in keys.items()})
+        data: dict[str, tuple[dict[str, Where], tuple[str, ...]]] = {
+            name: ({}, domain.classes) for name, domain in stores.items()
+        }
+        for i, (name, field) in keys.items():
+            data[name][0][field] = wheres[i]
+        method = None if plan.config.replayable else plan.method
+        return Start(plan.config, method, self.store, data, federation.options_of(place))
+
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+        """Replies as they arrive, each before the worker's next one is overwritten."""
+        waiting = deque(mail)
+        common = self._write_common(mail)
+        ahead = AHEAD if len(mail) >= 2 * AHEAD * len(self._desks) else 1
+        for _ in range(ahead):
+            for desk in self._desks:
+                self._send(desk, waiting, common)
+        while busy := [desk for desk in self._desks if desk.clients]:
+            ready = wait([desk.line for desk in busy])
+            for desk in [d for d in busy if d.line in ready]:
+                scalars, layout = self._receive(desk)
+                self._send(desk, waiting, common)
+                yield Update(**scalars, **_sections(layout, self._reader))
+
+    def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
+        """What several messages carry, written once."""
+        seen = Counter(id(t) for message in mail for t in _tensors(message))
+        shared = {id(t): t for message in mail for t in _tensors(message) if seen[id(t)] > 1}
+        return self._common.write(shared)
+
+    def _send(self, desk: Desk, waiting: deque[Broadcast], common: Mapping[int, Where]) -> None:
+        if not waiting:
+            return
+        message = waiting.popleft()
+        writer = desk.writers[desk.sent % len(desk.writers)]
+        own = {id(t): t for t in _tensors(message) if id(t) not in common}
+        desk.clients.append(message.client)
+        desk.sent += 1
+        with _alive(desk):
+            desk.line.send((message.scalars(), _layout(message, writer.write(own) | dict(common))))
+
+    def _receive(self, desk: Desk) -> Any:
+        with _alive(desk):
+            answer = desk.line.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        if desk.clients:
+            desk.clients.popleft()
+        return answer
+
+    def close(self) -> None:
+        """Let the processes end by themselves."""
+        for desk in self._desks:
+            desk.line.close()
+        for desk in self._desks:
+            desk.process.join(5)
+            desk.process.kill()
+            for writer in desk.writers:
+                writer.close()
+        self._common.close()
+        self._data.close()
+        self._folder.cleanup()
+
+
+@contextmanager
+def _alive(desk: Desk) -> Iterator[None]:
+    """Say whose worker it was if its line breaks."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        desk.process.join(5)
+        whose = f"the worker of client {desk.clients[0]}" if desk.clients else "a new worker"
+        raise RunError(
+            f"{whose} ended (exit code {desk.process.exitcode}); memory may have run out: try "
+            "fewer --workers"
+        ) from None
+
+
+def _context() -> Any:
+    """Children of a clean process that has imported everything once; elsewhere, fresh ones."""
+    if not sys.platform.startswith("linux"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedshift.transports.warm"])
+    return context
+
+
+def _tensors(message: Message) -> Iterator[Tensor]:
+    for section in message.SECTIONS:
+        yield from getattr(message, section).values()
+
+
+def _layout(message: Message, places: Mapping[int, Where]) -> Layout:
+    return {
+        section: {name: places[id(t)] for name, t in getattr(message, section).items()}
+        for section in message.SECTIONS
+    }
+
+
+def _sections(layout: Layout, reader: Reader) -> dict[str, Any]:
+    return {name: reader.read_tree(part) for name, part in layout.items()}
+
+
+def serve(line: Connection, start: Start) -> None:
+    """The worker process: answer mail until the line is closed."""
+    torch.set_num_threads(1)
+    keep_memory()
+    reader = Reader()
+    writers = [Writer() for _ in range(AHEAD + 1)]  # one more: the server may still read it
+    try:
+        worker = _open(start, reader).worker()
+        line.send("ready")
+        for turn in range(sys.maxsize):
+            scalars, layout = line.recv()
+            reply = worker.visit(Broadcast(**scalars, **_sections(layout, reader)))
+            places = writers[turn % len(writers)].write({id(t): t for t in _tensors(reply)})
+            line.send((reply.scalars(), _layout(reply, places)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+    except FedshiftError as error:
+        line.send(error)
+    except Exception as error:  # whatever it is, the server has to hear of it
+        line.send(RunError(f"a worker process failed: {type(error).__name__}: {error}"))
+
+
+def _open(start: Start, reader: Reader) -> Plan:
+    """The same federation as the server's, around data in shared memory."""
+    place = start.config.scenario
+    domains = {
+        name: Domain(name, classes=classes, **reader.read_tree(wheres))
+        for name, (wheres, classes) in start.data.items()
+    }
+    federation.adopt(place.data, start.options, domains)
+    made = federation.federate(place, start.config.seed)
+    return Plan(start.config, start.method or start.config.build(), made, start.store)

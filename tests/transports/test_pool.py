@@ -1,0 +1,125 @@
+"""What the pool does beyond the contract's \"same bits\": failures, memory, streaming."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from fedshift.aggregate.rules import weighted_mean
+from fedshift.errors import DivergedError, RunError
+from fedshift.experiment import Options, prepare
+from fedshift.message import Update
+from fedshift.runs.config import configure
+from fedshift.server import collect, merge_arriving, streams
+from fedshift.testing import play, start, tiny_scenario
+from fedshift.transports.blocks import Reader, Writer
+
+
+@pytest.fixture
+def pooled():
+    opened = []
+
+    def open_pool(method, path=None, **changes):
+        config, whole = configure(method, tiny_scenario(**changes))
+        opened.append(prepare(config, whole, path, Options(transport="pool", workers=2)))
+        return opened[-1]
+
+    yield open_pool
+    for session in opened:
+        session.transport.close()
+
+
+def test_what_is_written_is_read_back_bit_for_bit():
+    writer, reader = Writer(), Reader()
+    tensors = {
+        1: torch.randn(3, 5).t(),  # not contiguous
+        2: torch.tensor(7),
+        3: torch.empty(0, 4),
+        4: torch.tensor([True, False]),
+    }
+    found = {key: reader.read(where) for key, where in writer.write(tensors).items()}
+    for key, tensor in tensors.items():
+        assert torch.equal(found[key], tensor)
+        assert found[key].dtype == tensor.dtype
+    writer.close()
+
+
+def test_a_block_grows_and_readers_follow():
+    writer, reader = Writer(), Reader()
+    assert reader.read(writer.write({0: torch.ones(4)})[0]).tolist() == [1.0] * 4
+    large = torch.arange(100_000)
+    assert torch.equal(reader.read(writer.write({0: large})[0]), large)
+    writer.close()
+
+
+def test_a_divergence_in_a_worker_is_the_same_error_as_here(pooled):
+    with pytest.raises(DivergedError) as here:
+        play(start("fedavg", lr=1e20))
+    with pytest.raises(DivergedError) as there:
+        play(pooled("fedavg", lr=1e20))
+    assert str(here.value) == str(there.value)
+
+
+def test_a_worker_that_dies_is_named(pooled):
+    session = pooled("fedavg")
+    os.kill(session.transport._desks[0].process.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"worker of client .* ended \(exit code -9\).*--workers"):
+        play(session, 1)
+
+
+def test_a_run_begun_in_process_is_resumed_by_the_pool(pooled, tmp_path):
+    whole = play(start("fedbn"))
+    play(start("fedbn", path=tmp_path / "run"), 1)
+    resumed = play(pooled("fedbn", tmp_path / "run"))
+    for key, value in whole.server.shared.items():
+        assert torch.equal(value, resumed.server.shared[key])
+
+
+def test_the_state_of_a_pool_without_a_folder_is_gone_when_it_closes(pooled):
+    session = play(pooled("fedbn"), 1)
+    folder = session.transport.store.folder
+    assert any(folder.iterdir())
+    session.transport.close()
+    assert not folder.exists()
+
+
+def test_methods_whose_server_half_looks_at_all_updates_do_not_stream():
+    answers = {name: streams(start(name).server) for name in ("fedavg", "fedbn", "fedadam")}
+    assert all(answers.values())
+    for name in ("scaffold", "groupdro"):
+        assert not streams(start(name).server), name
+
+
+def test_streaming_gives_the_bits_of_the_list():
+    session = start("fedavg")
+    server = session.server
+    server.round = 1
+    updates = collect(server, session.transport, "train", list(server.roster), session.record)
+    listed = server.method.aggregate(server, updates)
+    stubs = merge_arriving(server, iter(updates), list(server.roster))
+    assert all(torch.equal(listed[k], server.shared[k]) for k in listed)
+    assert [u.client for u in stubs] == [u.client for u in updates]
+    assert not any(u.shared for u in stubs)
+
+
+def test_streaming_holds_one_reply_at_a_time():
+    alive = []
+
+    def arriving():
+        for i in range(5):
+            alive.append(torch.full((3,), float(i)))
+            yield {"w": alive[-1]}
+            alive[-1].fill_(99.0)  # the transport takes its memory back
+
+    mean = weighted_mean(arriving(), torch.full((5,), 0.2, dtype=torch.float64))
+    assert mean["w"].tolist() == pytest.approx([2.0] * 3)
+
+
+def test_a_reply_owns_its_memory_when_asked_to():
+    borrowed = torch.ones(2)
+    owned = Update("a", "train", 1, shared={"w": borrowed}).own()
+    borrowed.fill_(5.0)
+    assert owned.shared["w"].tolist() == [1.0, 1.0]

@@ -131,7 +131,10 @@ CASES = {
         "no transport is called 'pigeon'",
     ),
     "workers": (["--method", "fedavg", "--workers", "none"], "--workers is 'none'"),
-    "too many workers": (["--method", "fedavg", "--workers", "3"], "has one worker"),
+    "too many workers": (
+        ["--method", "fedavg", "--workers", "3", "--transport", "wire"],
+        "has one worker",
+    ),
     "unknown grant": (["--method", "fedavg", "--grant", "gold"], "no such resource"),
     "missing option value": (["--method"], "requires an argument"),
     "unknown option": (["--methods", "fedavg"], "No such option"),
@@ -155,12 +158,11 @@ def test_run_with_bad_input(case, capsys, tmp_path: Path):
 
 def test_nan_in_a_loss_names_method_client_round_step_and_term(capsys, tmp_path: Path):
     out = tmp_path / "run"
-    code, error = run(
-        capsys, "run", "--scenario", "tiny", "--method", "explode", "--out", str(out), "--quiet"
-    )
+    args = ["--scenario", "tiny", "--method", "explode", "--out", str(out), "--quiet"]
+    code, error = run(capsys, "run", *args, "--workers", "1")
     assert code == 2
     assert error == (
-        "error: explode, client bright-0, round 1, step 1: loss term 'explode' is nan; "
+        "error: explode, client dark-0, round 1, step 1: loss term 'explode' is nan; "
         "lower lr, or set clip\n"
     )
     assert not (out / "summary.json").exists()

@@ -120,7 +120,7 @@ def test_a_partition_is_a_table_and_a_picture(fedshift, tmp_path: Path):
 
 def test_version_and_contract(fedshift):
     assert fedshift("--version").startswith("fedshift ")
-    assert fedshift("check", "fedper").count("kept") == 8
+    assert fedshift("check", "fedper").count("kept") == 9
 
 
 def test_commas_separate_methods_except_in_brackets():

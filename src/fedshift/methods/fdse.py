@@ -165,7 +165,7 @@ class StatisticsConsistency(Part):
                 f"a new site gives {len(unlabelled)} input(s) to adapt to; BatchNorm needs 2: give "
                 "more, or score the protocol unseen"
             )
-        if not trained(net, net.state_dict()):
+        if not self.adapt_epochs or not trained(net, net.state_dict()):
             return
         wanted = tree.clone(targets(net, net.state_dict()))
         kept = dict(wanted)

@@ -118,7 +118,7 @@ class DecoupleAndCorrect(Part):
 
 
 def chosen_stages(net: Net, words: str, part: str) -> list[str]:
-    """Stages of ``net`` that ``words`` names, in the order of the net; each gives maps (C, H, W)."""
+    """Stages of ``net`` that ``words`` names, each with maps (C, H, W), in the net's order."""
     shapes = net.shapes()
     with_maps = [stage for stage in net.stages if len(shapes[stage]) == 3]
     if not with_maps:

@@ -21,22 +21,30 @@ def concrete_mask(scores: Tensor, noise: Tensor | float, sigma: float) -> Tensor
         >>> concrete_mask(torch.tensor([-2.0, 0.0, 2.0]), 0.0, 0.01).tolist()
         [0.0, 0.5, 1.0]
     """
-    return ((scores + noise) / sigma).sigmoid()
+    return ((scores + noise) * (1 / sigma)).sigmoid()
 
 
-def decouple(maps: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 4: f+ = M f and f- = (1 - M) f; the second as f - f+, so that they add up to f."""
-    robust = mask * maps
-    return robust, maps - robust
+def related_part(maps: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 4: 1 - M and f- = (1 - M) f; f+ = M f is what is left of f."""
+    rest = 1 - mask
+    return rest, rest * maps
 
 
-def calibrate(related: Tensor, mask: Tensor, residual: Tensor) -> Tensor:
-    """Eq. 6: f* = f- + (1 - M) A_C(f-)."""
-    return related + torch.addcmul(residual, mask, residual, value=-1.0)
+def correction(rest: Tensor, residual: Tensor) -> Tensor:
+    """The second term of Eq. 6, (1 - M) A_C(f-); with it f* = f- + this and f~ = f + this.
+
+    The sum f~ = f+ + f* = f+ + f- + (1 - M) A_C(f-) needs neither f+ nor f*.
+    """
+    return rest * residual
+
+
+def pool(maps: Tensor) -> Tensor:
+    """Mean over positions (B, C); as a sum, whose gradient is a view and not a map of its own."""
+    return maps.sum((2, 3)) / (maps.shape[2] * maps.shape[3])
 
 
 def logistic_like(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """log u - log(1 - u): the law of the difference of two Gumbel draws, at half their cost."""
+    """Draw log u - log(1 - u): as the difference of two Gumbel draws, at half their cost."""
     uniform = torch.empty_like(like).uniform_(generator=generator)
     return uniform.logit_(eps=TINY)
 
@@ -94,11 +102,21 @@ class DecouplingNeck(Neck):
     def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Maps (B, C, H, W) to maps of the same shape."""
         mask = self.mask(self.decoupler(maps))  # (B, C, H, W)
-        robust, related = decouple(maps, mask)
-        rectified = calibrate(related, mask, self.corrector(related))
-        final = robust + rectified
+        rest, related = related_part(maps, mask)
+        corrected = correction(rest, self.corrector(related))
+        final = maps + corrected
         if not self.training:
-            choice = {"robust": robust, "related": related, "rectified": rectified, "final": final}
-            return choice[self.scored], {}
-        pooled = torch.stack([m.mean((2, 3)) for m in (robust, related, rectified)])  # (3, B, C)
+            return self._choice(maps, related, corrected, final), {}
+        related_pooled = pool(related)  # l-, (B, C)
+        robust_pooled = pool(maps) - related_pooled  # l+
+        rectified_pooled = related_pooled + pool(corrected)  # l*
+        pooled = torch.stack([robust_pooled, related_pooled, rectified_pooled])  # (3, B, C)
         return final, {"pooled": pooled, "logits": self.classifier(pooled)}
+
+    def _choice(self, maps: Tensor, related: Tensor, corrected: Tensor, final: Tensor) -> Tensor:
+        """The map that is scored."""
+        if self.scored == "final":
+            return final
+        if self.scored == "robust":
+            return maps - related
+        return related if self.scored == "related" else related + corrected

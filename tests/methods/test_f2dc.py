@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from fedshift.errors import ConfigError, GrantError
 from fedshift.evaluate.scoring import score
 from fedshift.loop import Batch, Step
+from fedshift.message import Update
 from fedshift.method import Method
 from fedshift.methods.f2dc import (
     DecoupleAndCorrect,
@@ -173,6 +176,18 @@ def test_the_round_is_averaged_with_these_weights(replies, total):
     key = "head.weight"
     mean = sum(w * u.shared[key].double().numpy() for w, u in zip(weights, updates, strict=True))
     np.testing.assert_allclose(session.server.shared[key], mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("total", "counted"), [("participants", 90), ("all", 200)])
+def test_q_counts_every_domain_of_the_federation_not_only_those_that_are_there(total, counted):
+    sizes = {"a-0": 30, "a-1": 60, "b-0": 50, "c-0": 60}
+    roster = {
+        k: Update(k, "enrol", 0, examples=n, facts={"domain": k[0]}) for k, n in sizes.items()
+    }
+    server = SimpleNamespace(roster=roster, net=SimpleNamespace(classes=5))
+    updates = [Update(k, "train", 1, examples=sizes[k]) for k in ("a-0", "a-1")]
+    found = DomainAware(alpha=4.0, beta=3.0, total=total)(server, updates)
+    np.testing.assert_allclose(found, weights_of_the_paper([30, 60], counted, 3, 5, 4, 3))
 
 
 def test_domains_have_to_be_known():

@@ -55,6 +55,7 @@ def drawn():
         "y": y,
         "wrong": (y + 1) % 4,
         "soft": rng.dirichlet(np.ones(4), 5),
+        "main": rng.normal(size=(5, 4)),
     }
 
 
@@ -100,7 +101,7 @@ def test_the_wrong_label_is_the_best_class_but_the_true_one():
 
 def steps(drawn, y):
     """A step whose net has two necks, and what the numbers of each are."""
-    logits = torch.from_numpy(drawn["logits"][0]).requires_grad_()
+    logits = torch.from_numpy(drawn["main"]).requires_grad_()
     aux = {}
     for i, stage in enumerate(("block2", "block3")):
         for key in ("pooled", "logits"):
@@ -116,7 +117,7 @@ def test_equation_9_averages_the_stages_and_takes_y_hat_from_the_classifier(draw
     step = steps(drawn, drawn[labels])
     target = drawn["soft"] if labels == "soft" else np.eye(4)[drawn["y"]]
     label = target.argmax(1)
-    ranked = np.argsort(-drawn["logits"][0], axis=1)
+    ranked = np.argsort(-drawn["main"], axis=1)
     wrong = np.where(ranked[:, 0] == label, ranked[:, 1], ranked[:, 0])
     terms = []
     for i in range(2):

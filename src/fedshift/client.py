@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,7 +57,7 @@ class Client:
     state: State
     resources: Mapping[str, Samples]  # granted data beside its own, by resource
     batches: int = 0
-    steps: int = 0  # optimiser steps that moved what the server sent
+    steps: int = 0  # optimiser steps that moved what the server sent, see Worker._steps
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     @property
@@ -236,16 +237,20 @@ class Worker:
         for turn in turns if keep else ():
             restore_optimiser(turn, client.state["optimiser"])
         descend(self.net, self._batches(client, phase), turns, log)
-        client.steps += sum(turn.steps for turn in turns if self._counts(client, turn))
+        client.steps += self._steps(client, turns)
         for turn in turns if keep else ():
             client.state["optimiser"] |= optimiser_state(turn)
 
     @staticmethod
-    def _counts(client: Client, turn: Turn) -> bool:
-        """Whether a player's steps are those of the shared model."""
+    def _steps(client: Client, turns: Sequence[Turn]) -> int:
+        """Steps of the shared entry that moved most: players of other entries do not add up."""
         named = dict(client.net.named_parameters())
-        moved = {k for k, p in turn.parameters if named.get(k) is p}
-        return bool(moved & client.sent) if client.sent else bool(moved)
+        taken: Counter[str] = Counter()
+        for turn in turns:
+            own = {k for k, p in turn.parameters if named.get(k) is p}
+            for key in own & client.sent if client.sent else own:
+                taken[key] += turn.steps
+        return max(taken.values(), default=0)
 
     def _turn(self, client: Client, player: Player) -> Turn:
         optimisation = self.scenario.optimisation(client.round)

@@ -320,6 +320,30 @@ def test_a_player_keeps_its_momentum_over_the_phases_of_a_visit(valley):
 
 
 @dataclass(frozen=True)
+class HeadAndBody(Part):
+    """Two players on each batch: one of the head, one of the rest, or both of the whole net."""
+
+    apart: bool = True
+
+    def phases(self, client):
+        return (Phase((Player("head", self.head), Player("rest", self.rest)), steps=3),)
+
+    def head(self, client):
+        return [(k, p) for k, p in client.net.named_parameters() if "head" in k or not self.apart]
+
+    def rest(self, client):
+        return [
+            (k, p) for k, p in client.net.named_parameters() if "head" not in k or not self.apart
+        ]
+
+
+@pytest.mark.parametrize(("apart", "steps"), [(True, 3), (False, 6)])
+def test_players_of_different_entries_do_not_add_up_to_more_steps(replies, apart, steps):
+    session = play(start(Method((HeadAndBody(apart),))), 1)
+    assert {u.steps for u in replies(session, 1).values()} == {steps}
+
+
+@dataclass(frozen=True)
 class Clumsy(Part):
     """Measures by wearing out the net and the generator of the batches."""
 

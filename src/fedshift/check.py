@@ -19,9 +19,11 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
     size = scenario.cohort_size(clients)
     for item in method.declared:
         for need in sorted(item.needs - set(scenario.grants)):
+            unnamed = need == "public_set" and scenario.public is None
             raise GrantError(
                 f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
                 f"grant; add --grant {need}"
+                + (" and name one with --set scenario.public=DATASET" if unnamed else "")
             )
         _check_present(item, scenario)
         if item.needs_full_participation and size < clients:

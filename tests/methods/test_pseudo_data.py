@@ -247,5 +247,5 @@ def test_the_batch_that_is_sent_once_keeps_the_contract():
 def test_a_mixture_keeps_the_contract(monkeypatch):
     """The contract's own scenario grants no public set."""
     place: Scenario = tiny_scenario(**PUBLIC)
-    monkeypatch.setattr("fedshift.testing.tiny_scenario", lambda **changes: place.change(**changes))
+    monkeypatch.setattr("fedshift.testing.tiny_scenario", place.change)
     resumes_exactly("feddebias[kind=mixture]")

@@ -17,6 +17,7 @@ from typing import Any
 
 import fedshift
 from fedshift.cli.progress import Board
+from fedshift.data.label_skew import SequentialDirichlet
 from fedshift.errors import DataError
 from fedshift.results import Comparison, RunResult
 
@@ -38,7 +39,49 @@ class Claim:
     keys: Sequence[str] = ("avg",)  # and worst, where the claim is about it
 
 
-CLAIMS: dict[str, list[Claim]] = {}
+PERSONAL = ("personal", "unseen", "unseen-adapted")
+FDSE = ("fedavg", "fedbn", "fdse")
+TABLE_3 = tuple(
+    f"fdse - {part}" for part in ("layer-consensus", "similarity-mixing", "statistics-consistency")
+)
+LEFT_OUT = {"domains": ("caltech", "amazon", "webcam"), "unseen": "dslr", "newcomer": "mean"}
+F2DC = ("fedavg", "f2dc", "f2dc[modules=shared]")
+TABLE_7 = tuple(f"f2dc[scored={m}, modules=shared]" for m in ("robust", "related", "rectified"))
+FEDDEBIAS = ("fedavg", "feddebias", "feddebias[max_step=false]")
+COMPONENTS = (
+    "feddebias - contrastive-projector",
+    "feddebias - balanced-output",
+    "feddebias + mixup",
+)
+BOTH = ("avg", "worst")
+SKEWED = {"partition": SequentialDirichlet(clients=2)}
+
+CLAIMS: dict[str, list[Claim]] = {
+    "fdse": [
+        Claim("fdse-digits", "digits", (*FDSE, *TABLE_3), PERSONAL),
+        Claim("fdse-office", "fdse/office-caltech10", FDSE, ("personal",)),
+        Claim(
+            "fdse-office-unseen",
+            "fdse/office-caltech10",
+            FDSE,
+            PERSONAL,
+            LEFT_OUT | {"protocols": PERSONAL},
+        ),
+        Claim("fdse-pacs", "fdse/pacs", FDSE, ("personal",)),
+    ],
+    "f2dc": [
+        Claim("f2dc-digits", "digits", (*F2DC, "fedavg + decouple-and-correct"), ("global",)),
+        Claim("f2dc-maps", "digits", ("f2dc[modules=shared]", *TABLE_7), ("global",)),
+        Claim("f2dc-office", "f2dc/office-caltech", (*F2DC, *TABLE_7), ("global",)),
+        Claim("f2dc-pacs", "f2dc/pacs", F2DC, ("global",)),
+    ],
+    "feddebias": [
+        Claim("feddebias-digits", "digits", (*FEDDEBIAS, *COMPONENTS), ("global",), keys=BOTH),
+        Claim("feddebias-skewed", "digits", FEDDEBIAS, ("global",), SKEWED, keys=BOTH),
+        Claim("feddebias-rotated", "feddebias/rotated-mnist", FEDDEBIAS, ("global",), keys=BOTH),
+        Claim("feddebias-pacs", "feddebias/pacs", FEDDEBIAS, ("global",), keys=BOTH),
+    ],
+}
 
 
 def measure(claim: Claim) -> str:

@@ -164,6 +164,7 @@ class DomainAware(Weighting):
     alpha: float = setting(1.0, "weight of the size, Eq. 11", low=0.0)
     beta: float = setting(0.4, "weight of the discrepancy, Eq. 11", low=0.0)
     total: str = setting("participants", "whose examples N counts", choices=("participants", "all"))
+    ahead = True
     needs = frozenset({"domain_ids"})
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:

@@ -19,7 +19,7 @@ from fedshift.methods.fdse import (
     running,
 )
 from fedshift.methods.fdse_layers import Recipe, decompose, decomposed
-from fedshift.net import Scope
+from fedshift.net import Scope, load
 from fedshift.registry import BACKBONES, build, register_backbone
 from fedshift.testing import everything, play, start, worker
 
@@ -175,7 +175,8 @@ def test_the_term_starts_in_round_2_and_leaves_nothing(replies, state_of):
     assert all(u.metrics[NAME] > 0 for u in replies(session, 2))
     state = worker(session).store.load("dark-0", before=3)
     assert set(state) == {"net"}
-    assert not any(layer.watched for _, layer in decomposed(worker(session).net))
+    layers = [layer for _, layer in decomposed(worker(session).net)]
+    assert not any(layer.watched or layer.seen for layer in layers)
 
 
 # what travels
@@ -344,6 +345,22 @@ def test_adaptation_fits_the_erasers_alone_to_unlabelled_inputs():
     assert consistency_on(net, target(session), wanted) < 0.7 * before
     assert all(p.requires_grad for p in net.parameters())
     assert not any(layer.watched for _, layer in decomposed(net))
+
+
+def test_the_erasers_descend_on_the_consistency():
+    """Beyond what BN_DSE's statistics do by themselves, which is all that remains at rate 0."""
+    session = play(start("fdse"), 2)
+    net, kept, found = session.server.net, tree.clone(session.server.net.state_dict()), []
+    wanted = [
+        tuple(kept[f"{layer.norm_path}.running_{k}"].double().numpy() for k in ("mean", "var"))
+        for _, layer in decomposed(net)
+    ]
+    for rate in (0.0, 3.0):
+        load(net, kept)
+        with seeds.fork("adapt"):
+            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(net, target(session))
+        found.append(consistency_on(net, target(session), wanted))
+    assert found[1] < 0.8 * found[0]
 
 
 def test_a_new_site_is_scored_as_it_is_and_adapted():

@@ -122,10 +122,10 @@ def drawn(module):
 
 @pytest.mark.parametrize("form", ["ghost", "literal"])
 @pytest.mark.parametrize(("ratio", "outputs"), [(2, 6), (3, 7)])
-@pytest.mark.parametrize("relu", [True, False])
-def test_a_conv_layer_is_equations_2_and_3(form, ratio, outputs, relu):
+@pytest.mark.parametrize(("relu", "own"), [(True, True), (True, False), (False, False)])
+def test_a_conv_layer_is_equations_2_and_3(form, ratio, outputs, relu, own):
     recipe = Recipe(ratio, form, inner_relu=relu)
-    layer = drawn(Decomposed(nn.Conv2d(3, outputs, 5, 2, 1), recipe, own_norm=True))
+    layer = drawn(Decomposed(nn.Conv2d(3, outputs, 5, 2, 1), recipe, own_norm=own))
     x = np.random.default_rng(0).normal(size=(4, 3, 9, 9))
     weights = {k: p.detach().numpy() for k, p in layer.named_parameters()}
     a = conv(x, weights["dfe.weight"], 1, 2) + weights["dfe.bias"][:, None, None]
@@ -138,20 +138,23 @@ def test_a_conv_layer_is_equations_2_and_3(form, ratio, outputs, relu):
     kernels = np.split(weights["dse.weight"], inner)  # each channel by itself
     maps = [conv(a[:, [i]], kernel, 1) for i, kernel in enumerate(kernels)]
     out = np.concatenate([a, *maps] if form == "ghost" else maps, 1)[:, :outputs]
-    out = normalise(out + weights["bias"][:, None, None], layer.bn_dfe)
+    out = out + weights["bias"][:, None, None]
+    out = normalise(out, layer.bn_dfe) if own else out
     np.testing.assert_allclose(layer(torch.from_numpy(x)).detach().numpy(), out, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", ["ghost", "literal", "ghost-everywhere"])
 @pytest.mark.parametrize(("ratio", "outputs"), [(2, 6), (3, 7)])
-def test_a_linear_layer_is_equations_2_and_3(form, ratio, outputs):
-    layer = drawn(Decomposed(nn.Linear(5, outputs), Recipe(ratio, form), own_norm=True))
+@pytest.mark.parametrize("own", [True, False])
+def test_a_linear_layer_is_equations_2_and_3(form, ratio, outputs, own):
+    layer = drawn(Decomposed(nn.Linear(5, outputs), Recipe(ratio, form), own_norm=own))
     x = np.random.default_rng(1).normal(size=(8, 5))
     weights = {k: p.detach().numpy() for k, p in layer.named_parameters()}
     a = np.maximum(normalise(x @ weights["dfe.weight"].T + weights["dfe.bias"], layer.bn_dse), 0)
     maps = np.concatenate([a[:, [i]] * weights["dse.weight"][i] for i in range(a.shape[1])], 1)
     out = np.concatenate([a, maps], 1) if form == "ghost-everywhere" else maps
-    out = normalise(out[:, :outputs] + weights["bias"], layer.bn_dfe)
+    out = out[:, :outputs] + weights["bias"]
+    out = normalise(out, layer.bn_dfe) if own else out
     np.testing.assert_allclose(layer(torch.from_numpy(x)).detach().numpy(), out, atol=1e-10)
 
 

@@ -110,7 +110,7 @@ class StatisticsConsistency(Part):
         choices=("per-channel", "channel-average"),
     )
     adapt_epochs: int = setting(5, "passes over a new site's inputs", low=0)
-    adapt_lr: float = setting(0.01, "rate of Adam at a new site", low=0.0)
+    adapt_lr: float = setting(0.05, "rate of SGD at a new site", low=0.0)
 
     def build(self, net: Net) -> None:
         """There has to be something to regularise."""
@@ -175,7 +175,7 @@ class StatisticsConsistency(Part):
             kept.update(after)
             return {self.name: term}
 
-        optimisation = Optimisation("adam", lr=self.adapt_lr)
+        optimisation = Optimisation(lr=self.adapt_lr)
         turn = Turn(self.name, list(erasers(net)), partial(erase, net), objective, optimisation)
         watch(net, True)
         try:

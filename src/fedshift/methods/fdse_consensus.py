@@ -27,17 +27,17 @@ ZERO = 1e-6  # squared norm of the consensus of unit vectors from which on it is
 UNITS = ("module", "tensor")
 
 
-def gram(tensors: Sequence[Tensor], origin: Tensor | None = None) -> Array:
+def gram(tensors: Sequence[Tensor], origin: Tensor) -> Array:
     """Inner products (n, n) of the tensors less ``origin``, block by block of columns."""
     flat = [t.flatten() for t in tensors]
-    start = None if origin is None else origin.flatten()
+    start = origin.flatten()
     n, size = len(flat), flat[0].numel()
     exact = size < WIDE
     upper = np.zeros((n, n))
     for a in range(0, size, BLOCK):
         rows = torch.stack([f[a : a + BLOCK] for f in flat])  # (n, BLOCK)
         rows = rows.double() if exact else rows
-        rows = rows if start is None else rows.sub_(start[a : a + BLOCK])
+        rows.sub_(start[a : a + BLOCK])
         upper += (dsyrk if exact else ssyrk)(1.0, rows.numpy().T, trans=1)
     return np.triu(upper) + np.triu(upper, 1).T
 
@@ -195,11 +195,11 @@ class SimilarityMixing(Part):
         out: dict[str, Tree] = {u.client: dict(u.personal) for u in updates}
         keys = server.keys(Scope.PERSONAL)
         for group in grouped((k for k in server.initial if k in keys), self.unit):
-            inner = sum(gram([u.personal[k] for u in updates]) for k in group)
-            rows = torch.from_numpy(similarity_weights(np.asarray(inner), self.tau))  # (n, n)
-            for k in group:
-                stacked = torch.stack([u.personal[k] for u in updates])  # (n, ...)
-                mixed = torch.tensordot(rows, stacked.double(), 1).to(stacked.dtype)
+            held = {k: torch.stack([u.personal[k] for u in updates]).double() for k in group}
+            flat = torch.cat([v.flatten(1) for v in held.values()], 1)  # (n, P)
+            rows = torch.from_numpy(similarity_weights((flat @ flat.T).numpy(), self.tau))  # (n, n)
+            for k, values in held.items():
+                mixed = torch.tensordot(rows, values, 1).to(server.initial[k].dtype)  # (n, ...)
                 for u, value in zip(updates, mixed, strict=True):
-                    out[u.client][k] = value.clone()
+                    out[u.client][k] = value
         return out

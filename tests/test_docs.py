@@ -14,7 +14,12 @@ from fedshift.registry import METHODS, import_file
 from fedshift.testing import finite_and_moving
 
 ROOT = Path(__file__).parent.parent
-TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "methods").glob("*.md")),
+]
+CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")
 
 
 def blocks(path: Path) -> list[str]:
@@ -47,6 +52,16 @@ def test_every_method_is_documented():
     text = (ROOT / "docs" / "methods.md").read_text()
     ours = [n for n, e in METHODS.entries().items() if e.build.__module__.startswith("fedshift.")]
     assert [name for name in ours if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_tests_that_a_methods_page_names_exist(name):
+    page = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+    named = set(re.findall(r"test_[a-z0-9_]+", page))
+    tests = " ".join(p.name + p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) >= 5
+    assert sorted(n for n in named if n not in tests) == []
+    assert "TABLE" not in page.split()
 
 
 def test_every_public_name_is_importable_and_the_guides_name_no_other():

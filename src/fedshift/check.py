@@ -18,6 +18,7 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
     """Every declared need against what the scenario grants."""
     size = scenario.cohort_size(clients)
     for item in method.declared:
+        _check_target(item, scenario)
         for need in sorted(item.needs - set(scenario.grants)):
             unnamed = need == "public_set" and scenario.public is None
             raise GrantError(
@@ -39,14 +40,19 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
         _check_optimiser(item, scenario)
 
 
-def _check_present(item: Declares, scenario: Scenario) -> None:
-    """What is granted has to exist as well."""
+def _check_target(item: Declares, scenario: Scenario) -> None:
+    """A target domain first: its grant alone would not help."""
     target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
     if target and scenario.unseen is None:
+        grants = "".join(f" --grant {need}" for need in sorted(target - set(scenario.grants)))
         raise ConfigError(
             f"{item.name} needs a target domain, and scenario {scenario.name!r} has none; name one "
-            "with --set scenario.unseen=DOMAIN"
+            f"with --set scenario.unseen=DOMAIN{grants}"
         )
+
+
+def _check_present(item: Declares, scenario: Scenario) -> None:
+    """What is granted has to exist as well."""
     if "public_set" in item.needs and scenario.public is None:
         raise ConfigError(
             f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "

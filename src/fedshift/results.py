@@ -71,6 +71,7 @@ def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
     """The summary of a run as JSON; a pure function of its metrics."""
     scored = [row for row in history if row.get("scores")]
     names = [p for p in config.scenario.protocols if p in scored[-1]["scores"]]
+    measured = {k: scored[-1][k] for k in config.scenario.analyses if k in scored[-1]}
     return {
         "name": config.name,
         "method": config.label,
@@ -79,7 +80,7 @@ def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
         "rounds": history[-1]["round"],
         "confounders": config.scenario.confounders(),
         "protocols": {name: choose(name, scored, config.scenario.selection) for name in names},
-    } | facts
+    } | (measured | facts)
 
 
 def choose(protocol: str, scored: Sequence[Row], rule: str) -> Row:

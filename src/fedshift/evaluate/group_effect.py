@@ -17,21 +17,24 @@ from fedshift.tree import Tree
 def group_effect(
     server: Server, updates: Sequence[Update], federation: Federation
 ) -> dict[str, float]:
-    """Accuracy on the unseen domain, in per cent, and how far local models are above the merged.
+    """TTA (Eq. 11) of this round's models in per cent, and GE (Eq. 12) = local - aggregated.
 
-    ``local`` is the mean over this round's trained models (private entries as they were before
-    round 1), ``aggregated`` the merged model before any server phase, ``tta`` the model that the
-    round ends with, ``group_effect`` = local - aggregated.
+    ``local`` is the mean over the round's trained models, ``aggregated`` the merged model before
+    any server phase, ``tta`` the model that the round ends with, ``group_effect_refined`` =
+    local - tta. What clients do not upload is as in the merged model, or as before round 1 where
+    the server never sees it.
     """
-    rest = server.initial
-    own = [target_accuracy(server, federation, rest | u.shared | u.personal) for u in updates]
+    merged = server.initial | server.aggregated
+    own = [target_accuracy(server, federation, merged | u.shared | u.personal) for u in updates]
     local = statistics.fmean(own)
-    aggregated = target_accuracy(server, federation, rest | server.aggregated)
+    aggregated = target_accuracy(server, federation, merged)
+    tta = target_accuracy(server, federation, server.initial | server.shared)
     return {
         "local": local,
         "aggregated": aggregated,
-        "tta": target_accuracy(server, federation, rest | server.shared),
+        "tta": tta,
         "group_effect": local - aggregated,
+        "group_effect_refined": local - tta,
     }
 
 

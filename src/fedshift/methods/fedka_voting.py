@@ -19,7 +19,7 @@ from fedshift.loop import Batch, Log, Step, Turn, descend, optimiser_state, rest
 from fedshift.message import Update
 from fedshift.method import Part
 from fedshift.methods.fedka_equations import coefficient, majority, progress
-from fedshift.net import Net, Output, call_frozen, load, parameters_of
+from fedshift.net import Net, Output, load, parameters_of
 from fedshift.server import Server
 from fedshift.tree import Tree
 
@@ -31,16 +31,21 @@ class FederatedVoting(Part):
     """y* = majority of the clients' answers (Eq. 10), then G* = G - lambda_p eta grad J(y*, G(x)).
 
     Clients' models vote in eval mode on ``voting_samples`` random target inputs. G* takes one step
-    per batch with the scenario's optimiser, lambda_p scaling the step as Section 3.2.5 prints it;
-    under Adam that differs from scaling the loss, which Adam's normalisation undoes. b and B in
-    lambda_p are the server's own batches. G* is the model that is sent and scored. Nothing
-    travels, but the server has to see each client's model.
+    per batch with the scenario's optimiser, in train mode, so BatchNorm statistics move to the
+    target unless they are ``kept``. lambda_p scales the step as Section 3.2.5 prints it; scaling
+    the loss is the same for SGD but not for Adam, whose normalisation undoes it. b and B in
+    lambda_p are the server's own batches. G* is the model that is sent and scored. Nothing travels,
+    but the server has to see each client's model.
     """
 
     voting_samples: int = setting(2048, "target inputs voted on per round (Voting-S: 512)", low=2)
+    voting_batch: int = setting(0, "inputs per fine-tuning step; 0: the scenario's", low=0)
     gamma: float = setting(5.0, "slope of lambda_p; 0 makes lambda_p = 0", low=0.0)
     statistics: str = setting(
         "target", "BatchNorm statistics while fine-tuning", choices=("target", "kept")
+    )
+    train_mode_votes: bool = setting(
+        False, "voters normalise by the target's batch statistics (released code)"
     )
     scale_loss: bool = setting(False, "lambda_p scales the loss, not the step (released code)")
     discard_voted: bool = setting(False, "G* is scored but clients start from G (released code)")
@@ -60,8 +65,11 @@ class FederatedVoting(Part):
         """Classes (N,) that one client's model names."""
         target = server.resources["server_unlabelled"]
         model = server.initial | server.shared | update.shared | update.personal
-        inputs = (target.take(chunk)[0] for chunk in rows.split(CHUNK))
-        return torch.cat([call_frozen(server.net, model, x).logits.argmax(1) for x in inputs])
+        load(server.net, model)
+        set_batch_norm(server.net.eval(), training=self.train_mode_votes)
+        inputs = (target.take(chunk)[0] for chunk in split_rows(rows, CHUNK))
+        with torch.no_grad():
+            return torch.cat([server.net(x).logits.argmax(1) for x in inputs])
 
     def refine(self, server: Server) -> None:
         """G* from G."""
@@ -79,7 +87,7 @@ class FederatedVoting(Part):
     def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor) -> None:
         """One step per batch on ``server.net``, in place."""
         target, place = server.resources["server_unlabelled"], server.scenario
-        chunks = split_rows(torch.arange(len(rows)), place.batch_size)
+        chunks = split_rows(torch.arange(len(rows)), self.voting_batch or place.batch_size)
         weights = [
             coefficient(
                 progress(b, len(chunks), round_=server.round - 1, rounds=place.rounds), self.gamma
@@ -132,8 +140,13 @@ class FederatedVoting(Part):
 def forward(net: Net, batch: Batch, *, keep_statistics: bool) -> Output:
     """The net on the batch; BatchNorm in eval mode, in place, if its statistics are kept."""
     if keep_statistics:
-        for module in net.modules():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        set_batch_norm(net, training=False)
     out: Output = net(batch.x)
     return out
+
+
+def set_batch_norm(net: Net, *, training: bool) -> None:
+    """Train or eval mode of every BatchNorm, in place; nothing else changes its mode."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(training)

@@ -64,6 +64,9 @@ def detail(result: RunResult) -> RenderableType:
     known = [p for p in place.protocols if p in facts["protocols"]]
     missing = ", ".join(p for p in place.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
+    if effect := facts.get("group-effect"):
+        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())
+        lines.append(f"target accuracy and group effect, last evaluation: {values}")
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
     dim = Text(joined(facts["confounders"]), style="dim")
     return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)

@@ -24,6 +24,7 @@ COMMON: dict[str, Any] = {
     "lr": 3e-4,
     "optimiser_state": "keep",
     "protocols": ("unseen",),
+    "analyses": ("group-effect",),
     "selection": "oracle",
     "grants": ("client_val", "domain_ids", "server_unlabelled"),
 }

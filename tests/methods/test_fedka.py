@@ -315,9 +315,10 @@ def test_inputs_that_were_gathered_are_not_kept(state_of):
     ],
 )
 def test_every_setting_changes_something(setting):
-    part = "fedka - federated-voting"
-    base = shared(part, grants=GRANTS, rounds=2)
-    found = shared(part.replace("fedka", f"fedka[{setting}]"), grants=GRANTS, rounds=2)
+    base, found = (
+        shared(f"fedka{given} - federated-voting", grants=GRANTS, steps=6, rounds=2)
+        for given in ("", f"[{setting}]")
+    )
     assert any(not torch.equal(v, base[k]) for k, v in backbone(found).items())
 
 

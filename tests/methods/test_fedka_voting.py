@@ -179,9 +179,9 @@ def test_every_setting_changes_something(setting):
 
 def test_voting_teaches_the_target():
     """Labels that the majority has right are learnt: fewer wrong answers on the inputs voted on."""
-    place = {"rounds": 12, "epochs": 3, "lr": 0.05, "batch_size": 4}
+    place = {"rounds": 8, "epochs": 3, "evaluate_every": 8}
     plain = play(start("fedavg", **place))
-    tuned, rows, labels = voted(FederatedVoting(), play_rounds=12, **place)
+    tuned, rows, labels = voted(FederatedVoting(), play_rounds=8, **place)
     x, _ = tuned.federation.unseen.inputs.take(rows)
 
     def agreement(session):

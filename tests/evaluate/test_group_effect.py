@@ -8,6 +8,7 @@ import torch
 
 from fedshift.errors import ConfigError
 from fedshift.evaluate.group_effect import group_effect
+from fedshift.method import Method, Part
 from fedshift.net import load
 from fedshift.results import summarise
 from fedshift.testing import numbers, play, start, tiny_scenario
@@ -51,12 +52,22 @@ def test_it_is_the_clients_mean_less_the_average_model(method):
     assert row["tta"] == session.record.metrics[-1]["scores"]["unseen"]["test"]["avg"]
 
 
+class Swap(Part):
+    """A server phase that names the next class, always: the head's rows move on by one."""
+
+    def refine(self, server):
+        turned = {k: v.roll(1, 0) for k, v in server.shared.items() if k.startswith("head.")}
+        server.shared = server.shared | turned
+
+
 def test_a_server_phase_counts_after_the_average():
-    session = play(start("fedavg + federated-voting", lr=0.2, **ON))
-    rows = [r["group-effect"] for r in session.record.metrics]
-    assert any(r["aggregated"] != r["tta"] for r in rows)
-    plain = play(start("fedavg", **ON)).record.metrics[-1]["group-effect"]
-    assert plain["aggregated"] == plain["tta"]
+    session = play(start(Method((Swap(),)), rounds=1, epochs=20, **ON))
+    row = session.record.metrics[-1]["group-effect"]
+    assert row["aggregated"] == accuracy(session, session.server.aggregated)
+    assert row["tta"] == accuracy(session, session.server.shared)
+    assert row["tta"] != row["aggregated"]
+    assert row["group_effect"] == row["local"] - row["aggregated"]
+    assert row["group_effect_refined"] == row["local"] - row["tta"]
 
 
 def test_equal_clients_have_no_group_effect():

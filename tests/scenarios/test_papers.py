@@ -50,6 +50,7 @@ FEDKA = {
     "selection": "oracle",
     "pixels": "unit",
     "protocols": ("unseen",),
+    "analyses": ("group-effect",),
 }
 CSAC = {"rounds": 40, "batch_size": 64, "momentum": 0.5, "protocols": ("unseen",)}
 DEBIAS = {"steps": 50, "momentum": 0.0, "pixels": "unit", "protocols": ("global",)}

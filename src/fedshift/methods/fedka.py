@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ from fedshift.backbones.fedka import domain_classifier
 from fedshift.client import Client
 from fedshift.declare import Declares, setting
 from fedshift.loop import Step
-from fedshift.message import Update
 from fedshift.method import Method, Part
 from fedshift.methods.fedka_equations import coefficient, domain_loss, mk_mmd, progress, reverse
 from fedshift.methods.fedka_voting import FederatedVoting
@@ -74,7 +72,7 @@ class Aligned(Declares):
         """Whether the server has to encode the target."""
         return self.target_at == "server"
 
-    def merge(self, server: Server, updates: Sequence[Update]) -> None:
+    def refine(self, server: Server) -> None:
         """The features have done their round; the next model gives others."""
         server.state.pop(self.name, None)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedshift.errors import ConfigError
 from fedshift.evaluate.group_effect import group_effect
+from fedshift.experiment import run
 from fedshift.method import Method, Part
 from fedshift.net import load
+from fedshift.report.screen import detail
 from fedshift.results import summarise
 from fedshift.testing import numbers, play, start, tiny_scenario
 
@@ -103,3 +106,10 @@ def test_the_summary_tells_it_at_the_last_evaluation():
 def test_it_needs_an_unseen_domain():
     with pytest.raises(ConfigError, match="group-effect is measured on the unseen domain"):
         tiny_scenario(unseen=None, protocols=("personal",), **ON)
+
+
+def test_one_run_shows_it_on_the_screen(capsys):
+    result = run("fedavg", tiny_scenario(rounds=1, **ON))
+    Console(width=200).print(detail(result))
+    effect = result.summary["group-effect"]
+    assert f"group effect {effect['group_effect']:.1f}" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Measures what the five core papers claim, small; writes docs/tables/claims/NAME.md.
 
 ``python scripts/claims.py fdse csac-digits`` runs what is missing of a method or of one table (all
-without an argument) and writes it. Runs are resumable. Real data come through ``FEDSHIFT_SOURCES``; a
-scenario whose data are not at hand is left out, and its table is not touched.
+without an argument) and writes it. Runs are resumable. Real data come through ``FEDSHIFT_SOURCES``;
+a scenario whose data are not at hand is left out, and its table is not touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wang et al., CVPR 2025: Eqs. 4 to 7, what travels, the reductions, a new site."""
+"""Wang et al., CVPR 2025: Eqs. 4 to 7, what travels, the reductions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from fedshift import seeds, tree
-from fedshift.data.samples import Samples
-from fedshift.errors import DataError
 from fedshift.loop import Batch, Step
 from fedshift.method import Part
 from fedshift.methods.fdse import (
@@ -19,7 +17,7 @@ from fedshift.methods.fdse import (
     running,
 )
 from fedshift.methods.fdse_layers import Recipe, decompose, decomposed
-from fedshift.net import Scope, load
+from fedshift.net import Scope
 from fedshift.registry import BACKBONES, build, register_backbone
 from fedshift.testing import everything, play, start, worker
 
@@ -308,79 +306,6 @@ def test_every_switch_changes_something(switch, plain):
         plain[k].shape == changed[k].shape and torch.equal(plain[k], changed[k]) for k in plain
     )
     assert not same
-
-
-# a new site
-
-
-def target(session):
-    return session.federation.unseen.inputs
-
-
-def consistency_on(net, samples, wanted):
-    """L_con of all inputs at once in eval mode, each layer alike, from the formula."""
-    x, _ = samples.take(torch.arange(len(samples)))
-    _, seen = inputs_of(net.eval(), lambda: net(x))
-    gaps = [gap(s.mean((0, 2, 3)), s.var((0, 2, 3)), *w) for s, w in zip(seen, wanted, strict=True)]
-    return np.mean(gaps)
-
-
-def test_adaptation_fits_the_erasers_alone_to_unlabelled_inputs():
-    session = play(start("fdse", newcomer="mean"), 3)
-    net = session.server.net
-    kept = tree.clone(net.state_dict())
-    wanted = [
-        tuple(kept[f"{layer.norm_path}.running_{k}"].double().numpy() for k in ("mean", "var"))
-        for _, layer in decomposed(net)
-    ]
-    before = consistency_on(net, target(session), wanted)
-    with seeds.fork("adapt"):
-        StatisticsConsistency(adapt_epochs=20).adapt(net, target(session).unlabelled())
-    after = net.state_dict()
-    moved = {k for k in kept if not torch.equal(kept[k], after[k])}
-    names = ("dse.weight", "bias", "bn_dse.weight", "bn_dse.bias")
-    buffers = tuple(f"bn_dse.{k}" for k in ("running_mean", "running_var", "num_batches_tracked"))
-    own = {f"{path}.{k}" for path, _ in decomposed(net) for k in names + buffers}
-    assert moved == own
-    assert consistency_on(net, target(session), wanted) < 0.7 * before
-    assert all(p.requires_grad for p in net.parameters())
-    assert not any(layer.watched for _, layer in decomposed(net))
-
-
-def test_the_erasers_descend_on_the_consistency():
-    """Beyond what BN_DSE's statistics do by themselves, which is all that remains at rate 0."""
-    session = play(start("fdse"), 2)
-    net, kept, found = session.server.net, tree.clone(session.server.net.state_dict()), []
-    wanted = [
-        tuple(kept[f"{layer.norm_path}.running_{k}"].double().numpy() for k in ("mean", "var"))
-        for _, layer in decomposed(net)
-    ]
-    for rate in (0.0, 3.0):
-        load(net, kept)
-        with seeds.fork("adapt"):
-            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(net, target(session))
-        found.append(consistency_on(net, target(session), wanted))
-    assert found[1] < 0.8 * found[0]
-
-
-def test_a_new_site_is_scored_as_it_is_and_adapted():
-    session = play(start("fdse[adapt_epochs=20, adapt_lr=0.05]", newcomer="mean"))
-    scores = session.record.metrics[-1]["scores"]
-    assert scores["unseen"] != scores["unseen-adapted"]
-    still = play(start("fdse[adapt_epochs=0]", newcomer="mean"))
-    scores = still.record.metrics[-1]["scores"]
-    assert scores["unseen"] == scores["unseen-adapted"]
-
-
-def test_adaptation_needs_two_inputs_and_a_trained_model():
-    session = start("fdse")
-    net = session.server.net
-    few = Samples(target(session).x, target(session).y, target(session).rows[:1])
-    with pytest.raises(DataError, match=r"gives 1 input\(s\) to adapt to"):
-        StatisticsConsistency().adapt(net, few)
-    before = tree.clone(net.state_dict())
-    StatisticsConsistency().adapt(net, target(session))
-    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
 # ablations

@@ -1,0 +1,168 @@
+"""FPL: contrast with clusters of class means of all clients (Huang et al., CVPR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedshift import tree
+from fedshift.client import Client
+from fedshift.data.samples import split_rows
+from fedshift.declare import setting
+from fedshift.loop import Step
+from fedshift.message import Update
+from fedshift.method import Method, Part
+from fedshift.methods.finch import cluster_means, finch
+from fedshift.net import call_frozen
+from fedshift.registry import register
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+NONE = -1e9  # score of a class without a prototype: far below any cosine / tau, but finite
+
+
+def shares_of(y: Tensor, classes: int) -> Tensor:
+    """Share (B, K) of each class in each target: one-hot for indices, mixed ones as they are."""
+    return y if y.dim() == 2 else F.one_hot(y, classes).float()
+
+
+def class_means(z: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """A client's prototypes: mean feature (M, D) of each class it holds, and those classes (M,).
+
+    From features ``z`` (B, D) and the share of each class in each sample, ``shares`` (B, K).
+    """
+    counts = shares.sum(0)  # (K,)
+    held = counts.nonzero().flatten()  # (M,)
+    return (shares.T @ z)[held] / counts[held, None], held
+
+
+def cluster_prototypes(means: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    """Cluster prototypes (P, D) and their classes (P,), from the means (M, D) of all clients.
+
+    ``owners`` (M,) is the class of each mean. FINCH clusters each class alone; within a cluster
+    every client counts the same.
+    """
+    classes = owners.unique()
+    own = [means[owners == c] for c in classes]  # a loop over classes, once per round
+    clusters = [cluster_means(points, finch(points)) for points in own]
+    sizes = torch.tensor([len(c) for c in clusters])
+    return torch.cat(clusters), classes.repeat_interleave(sizes)
+
+
+def class_scores(s: Tensor, owners: Tensor, classes: int) -> Tensor:
+    """Log of the sum of e^s over the prototypes of each class, (B, K), from ``s`` (B, P)."""
+    rows = owners.expand(len(s), -1)  # (B, P)
+    top = s.new_full((len(s), classes), NONE).scatter_reduce(1, rows, s.detach(), "amax")
+    sums = torch.zeros_like(top).index_add(1, owners, (s - top[:, owners]).exp())
+    return top + sums.clamp(min=1.0).log()  # at least 1 wherever there is a prototype
+
+
+def contrast(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor, tau: float) -> Tensor:
+    """-log sum_{p of class y} e^{s(z,p)/tau} / sum_p e^{s(z,p)/tau}, s the cosine.
+
+    Cluster prototypes contrastive learning. Mean over the batch, ``z`` (B, D) and ``shares``
+    (B, K); a sample whose class has no prototype adds nothing.
+    """
+    s = F.normalize(z) @ F.normalize(prototypes).T / tau  # (B, P)
+    logs = class_scores(s, owners, shares.shape[1]).log_softmax(1)  # (B, K)
+    known = torch.zeros(shares.shape[1], dtype=torch.bool).index_fill(0, owners, value=True)
+    return -(shares * logs.masked_fill(~known, 0.0)).sum(1).mean()
+
+
+def consistency(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor) -> Tensor:
+    """Squared distance |z - u_y|^2 / D, u_c the mean of the cluster prototypes of class c.
+
+    Unbiased prototypes consistent regularisation. Mean over the batch, ``z`` (B, D) and ``shares``
+    (B, K); a sample whose class has no prototype adds nothing, a mixed one has a mixed target.
+    """
+    counts = torch.bincount(owners, minlength=shares.shape[1])  # (K,)
+    sums = z.new_zeros(shares.shape[1], z.shape[1]).index_add(0, owners, prototypes)
+    unbiased = sums / counts.clamp(min=1)[:, None]  # (K, D)
+    known = shares * (counts > 0)  # (B, K)
+    weight = known.sum(1)  # (B,)
+    target = known @ unbiased / weight.clamp(min=1e-12)[:, None]  # (B, D)
+    return (weight * (z - target).square().mean(1)).mean()
+
+
+@dataclass(frozen=True)
+class ClusterPrototypes(Part):
+    """lam_contrast * contrast + lam_consistency * consistency with all clients' class means.
+
+    Up go the client's class means (M, D) after training and which M classes it holds; down come
+    the cluster prototypes (P, D) with their classes, made of the last round's participants. Nothing
+    is added in round 1. Means are taken in eval mode after training; the authors' code averages
+    train-mode features over the last epoch, while the weights still move: ``train_pass``.
+    """
+
+    tau: float = setting(0.02, "temperature of the contrast", low=1e-6)
+    lam_contrast: float = setting(1.0, "weight of the contrast", low=0.0)
+    lam_consistency: float = setting(1.0, "weight of the squared distance", low=0.0)
+    train_pass: bool = setting(False, "means of the last epoch's train-mode features")
+    summed: bool = setting(False, "squared distance summed over dimensions, not averaged")
+    shares = "class means of features, and which classes a client holds"
+    needs_individual_updates = True
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """Both terms; in ``train_pass`` the step's features are noted on the way."""
+        z, shares = step.out.features, shares_of(step.y, client.classes)
+        if self.train_pass:
+            self._note(client, step.batch.index, z, shares)
+        mail = client.mail(self)
+        if not mail:
+            return None
+        known = (mail["prototypes"], mail["owners"])
+        dimensions = z.shape[1] if self.summed else 1
+        terms = []
+        if self.lam_contrast:
+            terms.append(self.lam_contrast * contrast(z, shares, *known, self.tau))
+        if self.lam_consistency:
+            terms.append(self.lam_consistency * dimensions * consistency(z, shares, *known))
+        return torch.stack(terms).sum() if terms else None
+
+    def _note(self, client: Client, index: int, z: Tensor, shares: Tensor) -> None:
+        """Keep one epoch of features; each epoch overwrites the one before it."""
+        slot = index % len(split_rows(torch.arange(client.examples), client.scenario.batch_size))
+        client.state[self.name] |= {f"z/{slot}": z.detach(), f"shares/{slot}": shares}
+
+    def finish(self, client: Client) -> Tree:
+        """The client's class means; nothing is kept."""
+        noted = client.state.pop(self.name, {})
+        if noted:
+            z = torch.cat(list(tree.under("z", noted).values()))
+            shares = torch.cat(list(tree.under("shares", noted).values()))
+        else:
+            z, shares = self._features(client)
+        means, owners = class_means(z, shares)
+        return {"means": means, "owners": owners}
+
+    @staticmethod
+    def _features(client: Client) -> tuple[Tensor, Tensor]:
+        """Features (n, D) of the trained net on all training samples, and their classes (n, K)."""
+        entries = client.net.state_dict()
+        rows = [
+            (call_frozen(client.net, entries, x).features, shares_of(y, client.classes))
+            for x, y in client.site.data.train.chunks()
+        ]
+        z, shares = zip(*rows, strict=True)
+        return torch.cat(z), torch.cat(shares)
+
+    def merge(self, server: Server, updates: Sequence[Update]) -> None:
+        """Cluster the participants' means, class by class."""
+        told = [tree.under(self.name, u.payload) for u in updates]
+        means, owners = (torch.cat([t[key] for t in told]) for key in ("means", "owners"))
+        prototypes, owners = cluster_prototypes(means, owners)
+        server.state[self.name] = {"prototypes": prototypes, "owners": owners}
+
+    def send(self, server: Server, client: str) -> Tree:
+        """The cluster prototypes of the round before; none in round 1."""
+        return server.state[self.name]
+
+
+@register("fpl", paper="Huang et al., CVPR 2023")
+def fpl() -> Method:
+    """FedAvg with features drawn to cluster prototypes of their class."""
+    return Method((ClusterPrototypes(),))

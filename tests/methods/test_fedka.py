@@ -12,7 +12,7 @@ from fedshift.check import check_needs
 from fedshift.data.samples import Domain, split_rows
 from fedshift.errors import ConfigError, GrantError
 from fedshift.loop import Batch, Step
-from fedshift.method import Method
+from fedshift.method import Method, Part, Phase
 from fedshift.methods.fedka import EmbeddingMatching, GlobalDisentangler, visit_batches
 from fedshift.methods.fedka_equations import coefficient, mk_mmd
 from fedshift.net import call_frozen
@@ -295,8 +295,15 @@ def test_the_released_sum_and_the_released_last_batch(open_client):
     assert last == pytest.approx(float(alone.detach()) * coefficient(7 / 18, 5.0) / 2, rel=1e-5)
 
 
+class Short(Part):
+    """A visit that ends before its budget, so that nothing is matched."""
+
+    def phases(self, client):
+        return (Phase(steps=1),)
+
+
 def test_inputs_that_were_gathered_are_not_kept(state_of):
-    session = play(start("fedka[matched=1000]", clients_per_round=2))
+    session = play(start(Method((EmbeddingMatching(matched=1000), Short()))), 1)
     for client in session.server.roster:
         assert state_of(session, client, "embedding-matching") == {}
 

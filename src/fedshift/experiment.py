@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedshift.method import Method
 from fedshift.registry import SCENARIOS
 from fedshift.results import RunResult, summarise
 from fedshift.runs.config import RunConfig, configure
+from fedshift.runs.files import only_writer
 from fedshift.runs.record import Record, Row, read_config, read_lines, read_summary
 from fedshift.scenario import Scenario
 from fedshift.server import Server, Transport, enrol, open_server, play_round
@@ -133,7 +135,7 @@ def execute(
         raise UnknownNameError.of("transport", options.transport, {*TRANSPORTS, "auto"})
     if path is not None and (done := finished(config, path, resume=options.resume)):
         return done
-    with one_thread():
+    with one_thread(), only_writer(path) if path is not None else nullcontext():
         session = prepare(config, method, path, options)
         try:
             return play(session)

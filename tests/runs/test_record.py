@@ -14,7 +14,7 @@ import torch
 from fedshift.comparison import compare
 from fedshift.errors import RunError
 from fedshift.experiment import load_result, run
-from fedshift.runs.files import read_tensors
+from fedshift.runs.files import only_writer, read_tensors
 from fedshift.runs.record import read_lines
 from fedshift.runs.store import DiskStore, MemoryStore
 from fedshift.testing import tiny_scenario
@@ -170,3 +170,13 @@ def test_config_json_replays_the_run(tmp_path: Path):
     assert config.build().parts[0].mu == 0.3
     assert {"torch", "threads"} <= stored["environment"].keys()
     assert stored["environment"]["threads"] == 1
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path):
+    with (
+        only_writer(tmp_path / "run"),
+        pytest.raises(RunError, match=r"another process is writing .*run; wait"),
+    ):
+        run("fedavg", tiny_scenario(rounds=1), out=tmp_path / "run")
+    run("fedavg", tiny_scenario(rounds=1), out=tmp_path / "run")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from torch import Tensor
 from fedshift import tree
 from fedshift.errors import RunError
 from fedshift.tree import Tree
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @contextmanager
@@ -29,6 +33,27 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise RunError(
             f"cannot use {path}: {reason}; free space or choose another --out"
         ) from error
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes; the lock ends with the process, whatever ends it."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with readable_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another process is writing {folder}; wait for it, or choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, blob: bytes) -> None:

@@ -30,7 +30,7 @@ from fedshift.loop import (
     shuffled_rows,
 )
 from fedshift.message import Broadcast, Update
-from fedshift.method import Method, Part, Phase, Player
+from fedshift.method import Method, Named, Part, Phase, Player
 from fedshift.net import Net, Output, Scope, batch_norm_buffers, call_frozen, load
 from fedshift.runs.store import State, StateStore
 from fedshift.scenario import Scenario
@@ -265,12 +265,18 @@ class Worker:
 
         return Turn(
             player.name,
-            list(player.train(client)),
+            [*player.train(client), *(self._companions(client) if not player.objective else ())],
             partial(player.forward, client),
             objective,
             optimisation,
             correct if correcting and player.objective is None else None,
         )
+
+    def _companions(self, client: Client) -> Named:
+        """What the parts train beside the net, under their names."""
+        for part in self.method.parts:
+            for key, parameter in part.companions(client):
+                yield f"{part.name}/{key}", parameter
 
     def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
         """Task loss plus every part's term, each under its name."""

@@ -95,6 +95,10 @@ class Part(Declares):
         """Replace the default single phase; at most one part of a method may answer."""
         return ()
 
+    def companions(self, client: Client) -> Named:
+        """Trainable tensors outside the net that every base player moves along with its own."""
+        return ()
+
     def batch(self, client: Client, batch: Batch) -> Batch:
         """Augment, mix or extend a batch; chains in the order of the parts."""
         return batch

@@ -57,6 +57,8 @@ FEDKA = ("fedavg", "fedka", "fedka - federated-voting")
 VOTING = ("fedka - global-disentangler - embedding-matching",)
 PHOTO = {"domains": ("scan", "print", "meter", "outline"), "unseen": "photo"}
 ORACLE = {"selection": "oracle"}
+CSAC = ("fedavg", "csac", "csac[acquisition=1]", "csac[lam=0]")
+TABLE_4 = ("csac[distance=average]", "csac[distance=similarity]")
 
 CLAIMS: dict[str, list[Claim]] = {
     "fdse": [
@@ -81,6 +83,11 @@ CLAIMS: dict[str, list[Claim]] = {
         Claim("fedka-outline", "digits", FEDKA, ("unseen",), ORACLE),
         Claim("fedka-mnist-m", "fedka/digit-five/mnist-m", (*FEDKA, *VOTING), ("unseen",)),
         Claim("fedka-books", "fedka/amazon/books", FEDKA, ("unseen",)),
+    ],
+    "csac": [
+        Claim("csac-digits", "digits", (*CSAC, *TABLE_4), ("unseen",)),
+        Claim("csac-deg0", "csac/rotated-mnist/deg0", (*CSAC, *TABLE_4), ("unseen",)),
+        Claim("csac-deg75", "csac/rotated-mnist/deg75", (*CSAC, *TABLE_4), ("unseen",)),
     ],
     "feddebias": [
         Claim("feddebias-digits", "digits", (*FEDDEBIAS, *COMPONENTS), ("global",), keys=BOTH),

@@ -84,7 +84,7 @@ CLAIMS: dict[str, list[Claim]] = {
         Claim("fedka-photo", "digits", (*FEDKA, *VOTING), ("unseen",), PHOTO | ORACLE),
         Claim("fedka-photo-whole", "digits", FEDKA, ("unseen",), PHOTO | ORACLE | WHOLE),
         Claim("fedka-outline-whole", "digits", FEDKA, ("unseen",), ORACLE | WHOLE),
-        Claim("fedka-mnist-m", "fedka/digit-five/mnist-m", (*FEDKA, *VOTING), ("unseen",)),
+        Claim("fedka-mnist-m", "fedka/digit-five/mnist-m", FEDKA, ("unseen",)),
         Claim("fedka-books", "fedka/amazon/books", FEDKA, ("unseen",)),
     ],
     "csac": [

@@ -108,12 +108,23 @@ class Pool:
         for _ in range(ahead):
             for desk in self._desks:
                 self._send(desk, waiting, common)
+        failed: dict[str, FedshiftError] = {}
         while busy := [desk for desk in self._desks if desk.clients]:
             ready = wait([desk.line for desk in busy])
             for desk in [d for d in busy if d.line in ready]:
-                scalars, layout = self._receive(desk)
+                client = desk.clients[0]
+                try:
+                    scalars, layout = self._receive(desk)
+                except FedshiftError as error:
+                    failed[client] = error
+                    desk.clients.clear()
+                    waiting.clear()
+                    continue
                 self._send(desk, waiting, common)
                 yield Update(**scalars, **_sections(layout, self._reader))
+        for message in mail:  # the first in the order of the mail, as in process
+            if message.client in failed:
+                raise failed[message.client]
 
     def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
         """What several messages carry, written once."""

@@ -12,6 +12,8 @@ from fedshift.aggregate.rules import weighted_mean
 from fedshift.errors import DivergedError, RunError
 from fedshift.experiment import Options, prepare
 from fedshift.message import Update
+from fedshift.method import Method, Part
+from fedshift.net import Scope, head_keys
 from fedshift.runs.config import configure
 from fedshift.server import collect, merge_arriving, streams
 from fedshift.testing import play, start, tiny_scenario
@@ -123,3 +125,49 @@ def test_a_reply_owns_its_memory_when_asked_to():
     owned = Update("a", "train", 1, shared={"w": borrowed}).own()
     borrowed.fill_(5.0)
     assert owned.shared["w"].tolist() == [1.0, 1.0]
+
+
+class Borrowing:
+    """Answers in reverse, every time in the same memory."""
+
+    borrows = True
+
+    def deliver(self, mail):
+        memory = torch.zeros(1)
+        for i, message in enumerate(reversed(mail)):
+            memory.fill_(float(i))
+            yield Update(message.client, "score", 0, shared={"w": memory})
+
+
+def test_a_reply_that_comes_early_is_held_in_memory_of_its_own():
+    session = start("fedavg")
+    clients = sorted(session.server.roster)
+    found = collect(session.server, Borrowing(), "score", clients, session.record)
+    assert sorted(float(u.shared["w"]) for u in found) == [0.0, 1.0, 2.0, 3.0]
+
+
+class OwnHead(Part):
+    """A personal head, and no hook that would ask for all updates."""
+
+    def scope(self, net):
+        return dict.fromkeys(head_keys(net), Scope.PERSONAL)
+
+
+def test_personal_entries_without_a_hook_still_reach_the_server():
+    server = play(start(Method((OwnHead(),))), 1).server
+    assert not streams(server)
+    assert set(server.personal) == set(server.roster)
+
+
+class Shift(Part):
+    """A server phase."""
+
+    def refine(self, server):
+        server.shared = {k: v + 1 for k, v in server.shared.items()}
+
+
+def test_the_merged_model_is_known_after_the_server_phases():
+    plain, shifted = play(start("fedavg"), 1), play(start(Method((Shift(),))), 1)
+    for key, value in plain.server.shared.items():
+        assert torch.equal(shifted.server.aggregated[key], value)
+        assert torch.equal(shifted.server.shared[key], value + 1)

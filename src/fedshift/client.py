@@ -30,7 +30,7 @@ from fedshift.loop import (
     shuffled_rows,
 )
 from fedshift.message import Broadcast, Update
-from fedshift.method import Method, Named, Part, Phase, Player
+from fedshift.method import Method, Named, Part, Phase, Player, through_net
 from fedshift.net import Net, Output, Scope, batch_norm_buffers, call_frozen, load
 from fedshift.runs.store import State, StateStore
 from fedshift.scenario import Scenario
@@ -133,9 +133,13 @@ class Worker:
     label: str = "method"  # for messages
 
     def __post_init__(self) -> None:
-        self.initial = tree.clone(self.net.state_dict())
+        self.entries = self.net.state_dict()  # the net's own memory, whatever is loaded into it
+        self.named = dict(self.net.named_parameters())
+        self.initial = tree.clone(self.entries)
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
+        hooks = ("probe", "batch", "loss", "correct")
+        self.acting = {hook: self.method.overriding(hook) for hook in hooks}
 
     def keys(self, scope: Scope) -> set[str]:
         """Entries that live in ``scope``."""
@@ -158,7 +162,7 @@ class Worker:
 
     def _open(self, mail: Broadcast, state: State) -> Client:
         received = self.initial | mail.shared | mail.personal | state.get("net", {})
-        load(self.net, received)
+        load(self.entries, received)
         return Client(
             self.sites[mail.client],
             self.net,
@@ -198,7 +202,7 @@ class Worker:
             self._phase(client, phase, log)
         metrics = log.means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
-        final = tree.clone(self.net.state_dict())
+        final = tree.clone(self.entries)
         self._require_finite(client, final)
         self._remember(client, final)
         return Update(
@@ -220,13 +224,12 @@ class Worker:
 
     def _probe(self, client: Client) -> Tree:
         """Every part's measurement of the received model; net and generators restored after."""
-        probing = [p for p in self.method.parts if type(p).probe is not Part.probe]
-        if not probing:
+        if not self.acting["probe"]:
             return {}
         with seeds.fork(self.seed, client.round, client.id, "probe"):
             found = self.method.gather(lambda part: part.probe(client))
         found = tree.clone(found)
-        load(self.net, client.received)
+        load(self.entries, client.received)
         client._generators.clear()  # noqa: SLF001  the visit's own object
         return found
 
@@ -236,18 +239,18 @@ class Worker:
         keep = self.scenario.optimiser_state == "keep"
         for turn in turns if keep else ():
             restore_optimiser(turn, client.state["optimiser"])
-        descend(self.net, self._batches(client, phase), turns, log)
+        once = not any(self.acting[hook] for hook in ("batch", "loss", "correct"))
+        once &= len(turns) == 1 and phase.players[0].forward is through_net
+        descend(self.net, self._batches(client, phase), turns, log, one_forward=once)
         client.steps += self._steps(client, turns)
         for turn in turns if keep else ():
             client.state["optimiser"] |= optimiser_state(turn)
 
-    @staticmethod
-    def _steps(client: Client, turns: Sequence[Turn]) -> int:
+    def _steps(self, client: Client, turns: Sequence[Turn]) -> int:
         """Steps of the shared entry that moved most: players of other entries do not add up."""
-        named = dict(client.net.named_parameters())
         taken: Counter[str] = Counter()
         for turn in turns:
-            own = {k for k, p in turn.parameters if named.get(k) is p}
+            own = {k for k, p in turn.parameters if self.named.get(k) is p}
             for key in own & client.sent if client.sent else own:
                 taken[key] += turn.steps
         return max(taken.values(), default=0)
@@ -257,7 +260,7 @@ class Worker:
         if player.optimisation:
             optimisation = player.optimisation(optimisation)
         objective = partial(player.objective or self._base_loss, client)
-        correcting = [p for p in self.method.parts if type(p).correct is not Part.correct]
+        correcting = self.acting["correct"]
 
         def correct(step: Step) -> None:
             for part in correcting:
@@ -281,7 +284,7 @@ class Worker:
     def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
         """Task loss plus every part's term, each under its name."""
         terms = {"task": F.cross_entropy(step.out.logits, step.y)}
-        for part in self.method.parts:
+        for part in self.acting["loss"]:
             term = part.loss(client, step)
             if term is not None:
                 terms[part.name] = term
@@ -307,7 +310,7 @@ class Worker:
         for positions in rows:
             x, y = train.take(positions, change)
             batch = Batch(x, y, client.batches)
-            for part in self.method.parts:
+            for part in self.acting["batch"]:
                 batch = part.batch(client, batch)
             client.batches += 1
             yield batch
@@ -317,7 +320,7 @@ class Worker:
 
     def _require_finite(self, client: Client, final: Tree) -> None:
         floats = {k: v for k, v in final.items() if v.is_floating_point()}
-        if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
+        if bool(torch.stack([v.sum() for v in floats.values()]).isfinite().all()):
             return
         bad = next((k for k, v in floats.items() if not v.isfinite().all()), "the weights")
         raise DivergedError(
@@ -348,7 +351,7 @@ class Worker:
 
     def _score(self, client: Client, mail: Broadcast) -> Update:
         """Right answers of the client's own model on its own validation and test samples."""
-        load(self.net, client.state.get("trained", {}))
+        load(self.entries, client.state.get("trained", {}))
         return self._count(mail, client, client)
 
     def _assess(self, client: Client, mail: Broadcast) -> Update:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from fedshift.data.samples import split_rows
 from fedshift.errors import DivergedError
 from fedshift.net import Net, OncePerBatch, Output
+from fedshift.optimise import Optimisation
 from fedshift.tree import Tree
 
 
@@ -44,26 +47,6 @@ class Step:
         return self.batch.y
 
 
-@dataclass(frozen=True)
-class Optimisation:
-    """How parameters are stepped: the scenario's choice, the same for every method."""
-
-    kind: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-
-    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser; fused kernels, one call per step however many tensors there are."""
-        shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
-        if self.kind == "sgd":
-            return torch.optim.SGD(parameters, momentum=self.momentum, **shared)
-        if self.kind == "adam":
-            return torch.optim.Adam(parameters, **shared)
-        return torch.optim.AdamW(parameters, **shared)
-
-
 @dataclass
 class Turn:
     """A player made concrete: what it computes on a batch and which parameters it moves."""
@@ -78,25 +61,26 @@ class Turn:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.optimiser = self.optimisation.build([p for _, p in self.parameters])
+        self.moved = [p for _, p in self.parameters]
+        self.optimiser = self.optimisation.build(self.moved)
 
     def play(self, batch: Batch, log: Log) -> None:
         """Forward, backward, correct, clip, step."""
         step = Step(batch, self.forward(batch), self.name)
         terms = self.objective(step)
-        moved = [p for _, p in self.parameters]
         total = (
             torch.stack(list(terms.values())).sum()
             if len(terms) > 1
             else next(iter(terms.values()))
         )
-        torch.autograd.backward(total, inputs=None if self.alone else moved)
+        torch.autograd.backward(total, inputs=None if self.alone else self.moved)
         if self.correct is not None:
             self.correct(step)
         if self.optimisation.clip is not None:
-            clip_grad_norm_(moved, self.optimisation.clip)
+            clip_grad_norm_(self.moved, self.optimisation.clip)
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)  # the next player's hooks see only its own
+        for parameter in self.moved:
+            parameter.grad = None  # the next player's hooks see only its own
         self.steps += 1
         log.add(batch.index, terms)
 
@@ -114,36 +98,48 @@ class Log:
 
     def means(self, where: str) -> dict[str, float]:
         """Mean of each term; the first value that is not finite stops the run and is named."""
-        stacked = {k: torch.stack([v for _, v in rows]) for k, rows in self.terms.items()}
+        values = {k: torch.stack([v for _, v in rows]).tolist() for k, rows in self.terms.items()}
         bad = [
-            (self.terms[name][i][0], name, float(values[i]))
-            for name, values in stacked.items()
-            for i in (~values.isfinite()).nonzero().flatten().tolist()
+            (self.terms[name][i][0], name, value)
+            for name, row in values.items()
+            for i, value in enumerate(row)
+            if not math.isfinite(value)
         ]
         if bad:
             step, name, value = min(bad, key=lambda item: item[0])
             raise DivergedError(
                 f"{where}, step {step}: loss term {name!r} is {value}; lower lr, or set clip"
             )
-        return {name: float(values.mean()) for name, values in stacked.items()}
+        return {name: statistics.fmean(row) for name, row in values.items()}
 
 
-def descend(net: Net, batches: Iterable[Batch], turns: Sequence[Turn], log: Log) -> None:
+def descend(
+    net: Net,
+    batches: Iterable[Batch],
+    turns: Sequence[Turn],
+    log: Log,
+    *,
+    one_forward: bool = False,
+) -> None:
     """Offer each batch to each player in turn. The one place where weights are trained.
 
     Trains ``net`` (and whatever else the players own) in place and leaves it in train mode.
-    Parameters that nobody moves get no gradient; BatchNorm statistics move once per batch.
+    Parameters that nobody moves get no gradient; BatchNorm statistics move once per batch, which
+    need not be watched where a batch has ``one_forward``.
     """
-    moving = {id(p) for turn in turns for _, p in turn.parameters}
-    idle = [p for p in net.parameters() if p.requires_grad and id(p) not in moving]
+    moving = {id(p) for turn in turns for p in turn.moved}
+    idle = []
+    for parameter in net.parameters():
+        parameter.grad = None  # no gradient of an earlier visit may reach a hook
+        if parameter.requires_grad and id(parameter) not in moving:
+            idle.append(parameter)
     for turn in turns:
         turn.alone = len(turns) == 1
     net.train()
-    net.zero_grad(set_to_none=True)  # no gradient of an earlier visit may reach a hook
     for parameter in idle:
         parameter.requires_grad_(False)
     try:
-        with OncePerBatch(net) as once:
+        with OncePerBatch(() if one_forward else net.modules()) as once:
             for batch in batches:
                 for turn in turns:
                     turn.play(batch, log)

@@ -13,8 +13,9 @@ from fedshift import tree
 from fedshift.aggregate.rules import Aggregator, Mean
 from fedshift.declare import Declares, described, settings_of, with_setting
 from fedshift.errors import ClashError, ConfigError, UnknownNameError
-from fedshift.loop import Batch, Optimisation, Step
+from fedshift.loop import Batch, Step
 from fedshift.net import Net, Output, Scope, batch_norm_buffers
+from fedshift.optimise import Optimisation
 from fedshift.tree import Tree
 
 if TYPE_CHECKING:
@@ -159,11 +160,15 @@ class Method:
 
     def _provider(self, hook: str) -> Part | None:
         """The one part that overrides ``hook``; two are a clash that names both."""
-        own = [p for p in self.parts if getattr(type(p), hook) is not getattr(Part, hook)]
+        own = self.overriding(hook)
         if len(own) > 1:
             names = " and ".join(p.name for p in own)
             raise ClashError(f"{names} both provide {hook!r}; a method takes one, drop the other")
         return own[0] if own else None
+
+    def overriding(self, hook: str) -> tuple[Part, ...]:
+        """The parts that do something in ``hook``, in order."""
+        return tuple(p for p in self.parts if getattr(type(p), hook) is not getattr(Part, hook))
 
     # composition
     def plus(self, *parts: Part) -> Method:

@@ -138,13 +138,17 @@ def batch_norm_buffers(net: nn.Module) -> set[str]:
     return batch_norm_keys(net) & {name for name, _ in net.named_buffers()}
 
 
-def load(net: nn.Module, *trees: Mapping[str, Tensor]) -> None:
-    """Copy entries into the network in place; later trees win, unknown entries are an error."""
-    target = net.state_dict()
+def load(net: nn.Module | Tree, *trees: Mapping[str, Tensor]) -> None:
+    """Copy entries into a net, or into its ``state_dict()``, in place.
+
+    Later trees win, unknown entries are an error.
+    """
+    target = net.state_dict() if isinstance(net, nn.Module) else net
     with torch.no_grad():
         for entries in trees:
-            for key, value in entries.items():
-                target[key].copy_(value)
+            if entries:
+                into = [target[key] for key in entries]
+                torch._foreach_copy_(into, list(entries.values()))  # noqa: SLF001  one call for all
 
 
 def call(net: Net, entries: Mapping[str, Tensor], x: Tensor) -> Output:
@@ -173,9 +177,9 @@ class OncePerBatch:
     its own turn.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.layers = [
-            m for m in net.modules() if isinstance(m, _BatchNorm) if m.running_mean is not None
+            m for m in modules if isinstance(m, _BatchNorm) if m.running_mean is not None
         ]
         self.moved: set[int] = set()
 

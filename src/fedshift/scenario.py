@@ -20,7 +20,7 @@ from fedshift.data.samples import Pixels
 from fedshift.data.splits import Given, Split
 from fedshift.declare import RESOURCES
 from fedshift.errors import ConfigError, UnknownNameError
-from fedshift.loop import Optimisation
+from fedshift.optimise import Optimisation
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 Scale = Literal["paper", "laptop"]

@@ -105,7 +105,7 @@ def test_a_second_branch_has_statistics_of_its_own_turn(net, x):
     branch = tree.clone(net.state_dict())
     counter = "block1.1.num_batches_tracked"
     net.train()
-    with OncePerBatch(net) as once:
+    with OncePerBatch(net.modules()) as once:
         for _ in range(3):
             once.next_batch()
             for _ in range(2):

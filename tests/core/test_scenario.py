@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedshift.errors import ConfigError, UnknownNameError
-from fedshift.loop import Optimisation
+from fedshift.optimise import Optimisation
 from fedshift.scenario import Scenario
 from fedshift.testing import start, tiny_scenario
 

@@ -105,7 +105,7 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
         target = {name: federation.unseen}
         plain = {"val": seen["val"], "test": count_domains(server, target, "test")}
         adapted = plain
-        if any(type(p).adapt is not Part.adapt for p in server.method.parts):
+        if server.method.overriding("adapt"):
             adapt(server, federation.unseen.inputs)
             adapted = {"val": seen["val"], "test": count_domains(server, target, "test")}
         out |= {"unseen": plain, "unseen-adapted": adapted}

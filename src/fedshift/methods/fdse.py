@@ -14,7 +14,7 @@ from fedshift.client import Client
 from fedshift.data.samples import Samples
 from fedshift.declare import setting
 from fedshift.errors import ConfigError, DataError
-from fedshift.loop import Batch, Log, Optimisation, Step, Turn, descend, shuffled_rows
+from fedshift.loop import Batch, Log, Step, Turn, descend, shuffled_rows
 from fedshift.method import Method, Named, Part
 from fedshift.methods.fdse_consensus import LayerConsensus, SimilarityMixing
 from fedshift.methods.fdse_layers import (
@@ -26,6 +26,7 @@ from fedshift.methods.fdse_layers import (
     decomposed,
 )
 from fedshift.net import Net, Output, Scope
+from fedshift.optimise import Optimisation
 from fedshift.registry import register
 from fedshift.tree import Tree
 

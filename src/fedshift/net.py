@@ -148,7 +148,7 @@ def load(net: nn.Module | Tree, *trees: Mapping[str, Tensor]) -> None:
         for entries in trees:
             if entries:
                 into = [target[key] for key in entries]
-                torch._foreach_copy_(into, list(entries.values()))  # noqa: SLF001  one call for all
+                torch._foreach_copy_(into, list(entries.values()))
 
 
 def call(net: Net, entries: Mapping[str, Tensor], x: Tensor) -> Output:

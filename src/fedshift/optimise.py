@@ -48,8 +48,8 @@ class Sgd:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], chosen: Optimisation) -> None:
-        self.param_groups = [{"params": list(parameters), "lr": chosen.lr}]
-        self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": chosen.lr}]
+        self.state: defaultdict[Any, Any] = defaultdict(dict)
         self.momentum, self.weight_decay = chosen.momentum, chosen.weight_decay
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class Sgd:
         moved = [p for p in group["params"] if p.grad is not None]
         if not moved:
             return
-        torch._fused_sgd_(  # noqa: SLF001  the kernel behind torch.optim.SGD(fused=True)
+        torch._fused_sgd_(
             moved,
             [p.grad for p in moved],
             [self._buffer(p) for p in moved] if self.momentum else [],

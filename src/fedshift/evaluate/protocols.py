@@ -13,7 +13,6 @@ from fedshift.data.samples import Samples
 from fedshift.evaluate.metrics import Count, Metrics
 from fedshift.evaluate.scoring import score
 from fedshift.message import Update
-from fedshift.method import Part
 from fedshift.net import Net, Scope, load
 from fedshift.server import Observer, Server, Transport, collect
 from fedshift.tree import Tree

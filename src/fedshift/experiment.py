@@ -183,7 +183,8 @@ def prepare(
     check_data(federation, place, net)
     record = Record(config, path, options.listener.replied)
     record.create()
-    server = open_server(method, place, config.seed, net, granted(federation, place, "server"))
+    resources = granted(federation, place, "server")
+    server = open_server(method, place, config.seed, net, resources, record.personal)
     workers = workers_for(options, server, federation)
     plan = Plan(config, method, federation, record.store, workers)
     best = "pool" if workers > 1 else "inprocess"

@@ -16,7 +16,7 @@ from fedshift.data.samples import Samples
 from fedshift.message import Broadcast, Task, Update
 from fedshift.method import Method
 from fedshift.net import Net, Scope, batch_norm_buffers
-from fedshift.runs.store import StateStore
+from fedshift.runs.store import MemoryStore, StateStore
 from fedshift.scenario import Scenario
 from fedshift.tree import Tree
 
@@ -60,7 +60,7 @@ class Server:
     initial: Tree  # every entry before round 1, private ones included
     scopes: Mapping[str, Scope]
     parameters: frozenset[str]  # shared entries that are trained; the others are buffers
-    personal: dict[str, Tree] = field(default_factory=dict)  # by client
+    personal: StateStore = field(default_factory=MemoryStore)  # see personal_of
     state: defaultdict[str, Tree] = field(default_factory=lambda: defaultdict(dict))
     roster: dict[str, Update] = field(default_factory=dict)  # enrolments by client
     resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
@@ -76,20 +76,34 @@ class Server:
         """Entries that live in ``scope``."""
         return {k for k, s in self.scopes.items() if s is scope}
 
-    def personal_of(self, client: str) -> Tree:
-        """Personal entries of a client; before its first visit the initial ones."""
-        return self.personal.get(client) or tree.pick(self.initial, self.keys(Scope.PERSONAL))
+    def personal_of(self, client: str, *, before: int | None = None) -> Tree:
+        """Personal entries of a client, of a round earlier than ``before`` (now, if not given).
+
+        Before its first visit they are the initial ones. They are read when they are needed: a
+        server holds those of nobody.
+        """
+        keys = self.keys(Scope.PERSONAL)
+        if not keys:
+            return {}
+        newest = self.personal.load(client, before=self.round + 1 if before is None else before)
+        return newest["net"] or tree.pick(self.initial, keys)
 
     def mail(self, task: Task, client: str) -> Broadcast:
         """What one client needs for a task: the current model, and payload if it is to train."""
         if task in ("enrol", "donate"):
             return Broadcast(client, task, self.round)
         sent = self.method.gather(lambda part: part.send(self, client)) if task == "train" else {}
-        return Broadcast(client, task, self.round, self.shared, self.personal_of(client), sent)
+        own = self.personal_of(client, before=self.round + (task != "train"))
+        return Broadcast(client, task, self.round, self.shared, own, sent)
 
 
 def open_server(
-    method: Method, scenario: Scenario, seed: int, net: Net, resources: dict[str, Samples]
+    method: Method,
+    scenario: Scenario,
+    seed: int,
+    net: Net,
+    resources: dict[str, Samples],
+    personal: StateStore,
 ) -> Server:
     """A server before round 0, around the net that every client starts from as well."""
     scopes = method.scopes(net, bn_local=scenario.bn == "local")
@@ -97,7 +111,7 @@ def open_server(
     shared = {k: v for k, v in initial.items() if scopes[k] is Scope.SHARED}
     trained = frozenset(k for k, _ in net.named_parameters()) & shared.keys()
     return Server(
-        method, scenario, seed, net, shared, initial, scopes, trained, resources=resources
+        method, scenario, seed, net, shared, initial, scopes, trained, personal, resources=resources
     )
 
 
@@ -109,8 +123,9 @@ def exchange(
     Arrival never matters: a reply that comes early is held until its turn. A reply's tensors may
     be borrowed from the transport until the next one is asked for; :func:`collect` owns them.
     """
-    size = {client: update.examples for client, update in server.roster.items()}
-    order = sorted(clients, key=lambda client: (-size.get(client, 0), client))
+    known = server.roster
+    size = {client: known[client].examples if client in known else 0 for client in clients}
+    order = sorted(size, key=lambda client: (-size[client], client))
     mail = [server.mail(task, client) for client in order]
     for message in mail:
         observer.sent(message)
@@ -161,7 +176,8 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
             for part in method.parts:
                 part.merge(server, updates)
             server.shared = method.aggregate(server, updates)
-            server.personal |= method.personal(server, updates)
+            for client, entries in method.personal(server, updates).items():
+                server.personal.save(client, server.round, {"net": entries})
         if scenario.bn == "recompute":
             recompute_statistics(server, transport, cohort, observer)
         server.aggregated = server.shared

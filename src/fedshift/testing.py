@@ -119,7 +119,7 @@ def everything(session: Session) -> Flat:
     """All tensors that a run leaves: shared, personal, server state, every client's state."""
     server = session.server
     groups: dict[str, Tree] = {"shared": server.shared}
-    groups |= {f"personal/{c}": t for c, t in server.personal.items()}
+    groups |= {f"personal/{c}": server.personal_of(c) for c in server.roster}
     groups |= {f"server/{n}": t for n, t in server.state.items()}
     for client in server.roster:
         state = session.transport.store.load(client, before=server.round + 1)

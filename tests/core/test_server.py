@@ -158,8 +158,8 @@ def test_personal_entries_are_uploaded_mixed_and_sent_back(part, share, replies,
 
 def test_personal_entries_are_what_the_client_trains(replies, sent):
     session = play(start(Method((OwnHead(),)), lr=1e-12), 1)  # so small a rate moves no bit
-    client = session.server.personal["dark-0"]
-    session.server.personal["dark-0"] = {k: v + 1.0 for k, v in client.items()}
+    moved = {k: v + 1.0 for k, v in session.server.personal_of("dark-0").items()}
+    session.server.personal.save("dark-0", 1, {"net": moved})
     play(session, 1)
     received, update = sent(session, 2)["dark-0"], replies(session, 2)["dark-0"]
     for key, value in received.personal.items():
@@ -250,7 +250,7 @@ def test_a_newcomer_gets_initial_or_mean_private_entries(newcomer):
 def test_a_newcomer_gets_the_mean_of_the_personal_entries():
     session = play(start(Method((OwnHead(),))), 1)
     model = assemble(session.server, session.transport, session.record)
-    heads = [session.server.personal[c]["head.bias"].numpy() for c in SIZES]
+    heads = [session.server.personal_of(c)["head.bias"].numpy() for c in SIZES]
     np.testing.assert_allclose(model["head.bias"], np.mean(heads, axis=0), rtol=1e-5, atol=1e-7)
 
 

@@ -240,7 +240,7 @@ def test_with_everything_off_it_is_fedbn_on_the_erasers(same, state_of):
     fdse = play(start(RAW))
     same(fedbn.server.shared, fdse.server.shared)
     for client in fdse.server.roster:
-        kept = state_of(fdse, client, "net") | fdse.server.personal[client]
+        kept = state_of(fdse, client, "net") | fdse.server.personal_of(client)
         same(dict(sorted(state_of(fedbn, client, "net").items())), dict(sorted(kept.items())))
 
 
@@ -253,8 +253,8 @@ def test_mixing_at_the_limits_is_the_mean_and_ones_own(replies):
     for tau, expected in (("inf", "mean"), ("1e-9", "own")):
         session = play(start(f"fdse[tau={tau}]"), 1)
         sent = {u.client: u.personal for u in replies(session, 1)}
-        for client, entries in session.server.personal.items():
-            for key, value in entries.items():
+        for client in session.server.roster:
+            for key, value in session.server.personal_of(client).items():
                 stacked = torch.stack([t[key] for t in sent.values()]).double()
                 wanted = stacked.mean(0) if expected == "mean" else sent[client][key].double()
                 # a bias that only noise has moved may be parallel to another's

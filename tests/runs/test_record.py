@@ -13,7 +13,8 @@ import torch
 
 from fedshift.comparison import compare
 from fedshift.errors import RunError
-from fedshift.experiment import load_result, run
+from fedshift.experiment import Options, load_result, prepare, run
+from fedshift.runs.config import configure
 from fedshift.runs.files import only_writer, read_tensors
 from fedshift.runs.record import read_lines
 from fedshift.runs.store import DiskStore, MemoryStore
@@ -46,8 +47,7 @@ def test_the_ledger_weighs_what_crossed_the_wire(tmp_path: Path):
     run("scaffold", tiny_scenario(), out=tmp_path / "r", rounds=2)
     rows = [r for r in read_lines(tmp_path / "r" / "ledger.jsonl") if r["task"] == "train"]
     assert len(rows) == 2 * 2 * 4  # rounds x directions x clients
-    tensors = read_tensors(tmp_path / "r" / "weights.safetensors")[0]
-    shared = {k: v for k, v in tensors.items() if k.startswith("shared/")}
+    shared = read_tensors(tmp_path / "r" / "weights.safetensors")[0]
     model = sum(v.numel() * v.element_size() for v in shared.values())
     weights = sum(
         4 * v.numel() for k, v in shared.items() if "running" not in k and "num_" not in k
@@ -180,3 +180,32 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path):
         run("fedavg", tiny_scenario(rounds=1), out=tmp_path / "run")
     run("fedavg", tiny_scenario(rounds=1), out=tmp_path / "run")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_personal_entries_are_on_disk_and_a_torn_round_does_not_reach_the_next(tmp_path: Path):
+    config, whole = configure("fdse", tiny_scenario(rounds=2))
+    session = prepare(config, whole, tmp_path / "r")
+    session.advance()
+    client = min(session.server.roster)
+    first = session.server.personal_of(client)
+    files = sorted((tmp_path / "r" / "checkpoints" / "personal" / client).iterdir())
+    assert [f.name for f in files] == ["1.safetensors"]
+    torn = {k: v + 1.0 for k, v in first.items()}
+    session.server.personal.save(client, 2, {"net": torn})  # and then the process was killed
+    again = prepare(config, whole, tmp_path / "r", Options(resume=True))
+    again.server.round = 2  # as at the start of round 2
+    mail = again.server.mail("train", client)
+    assert mail.personal.keys() == first.keys()
+    assert all(torch.equal(mail.personal[k], v) for k, v in first.items())
+
+
+def test_the_roster_is_written_when_it_changes_and_comes_back(tmp_path: Path):
+    config, whole = configure("fedavg", tiny_scenario(rounds=3))
+    session = prepare(config, whole, tmp_path / "r")
+    session.advance()
+    roster = tmp_path / "r" / "checkpoints" / "roster.json"
+    written = roster.stat().st_mtime_ns
+    session.advance()
+    assert roster.stat().st_mtime_ns == written
+    again = prepare(config, whole, tmp_path / "r", Options(resume=True))
+    assert again.server.roster == session.server.roster

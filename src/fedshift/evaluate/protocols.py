@@ -68,7 +68,7 @@ def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics
 def assemble(server: Server, transport: Transport, observer: Observer) -> Tree | None:
     """One model for everybody: shared entries, mean of the personal ones, granted private ones."""
     clients = sorted(server.roster)
-    trees = [server.personal_of(c) for c in clients]
+    trees = (server.personal_of(c) for c in clients)
     model = server.shared | weighted_mean(trees, Uniform()(server, list(server.roster.values())))
     private = server.keys(Scope.PRIVATE)
     if not private:

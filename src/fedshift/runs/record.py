@@ -45,9 +45,11 @@ class Record:
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self._written = {"metrics": 0, "ledger": 0}
-        self.store: StateStore = (  # where this run's clients keep their state
-            DiskStore(path / "checkpoints" / "clients") if path else MemoryStore()
-        )
+        kept = path / "checkpoints" if path else None
+        # Where this run's clients keep their state, and where the server keeps what is personal.
+        self.store: StateStore = DiskStore(kept / "clients") if kept else MemoryStore()
+        self.personal: StateStore = DiskStore(kept / "personal") if kept else MemoryStore()
+        self._roster: Mapping[str, Update] | None = None  # as it was written
 
     # observer
     def sent(self, message: Broadcast) -> None:
@@ -88,7 +90,11 @@ class Record:
             return
         self._append("metrics", self.metrics)
         self._append("ledger", self.ledger)
-        tensors, meta = pack_server(server)
+        if server.roster is not self._roster:  # replaced, never edited
+            write_json(self.path / "checkpoints" / "roster.json", pack_roster(server.roster))
+            self._roster = server.roster
+        tensors = pack_server(server)
+        meta = {"round": server.round}
         write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
@@ -108,9 +114,8 @@ class Record:
         """Write the final weights, and last the summary: a run with a summary is done."""
         if self.path is None:
             return
-        tensors, meta = pack_server(server)
-        weights = {k: v for k, v in tensors.items() if not k.startswith("state/")}
-        write_tensors(self.path / "weights.safetensors", weights, meta)
+        meta = {"round": server.round}
+        write_tensors(self.path / "weights.safetensors", server.shared, meta)
         write_json(self.path / "summary.json", summary)
 
     def restore(self, server: Server) -> bool:
@@ -118,7 +123,11 @@ class Record:
         checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
         if checkpoint is None or not checkpoint.exists():
             return False
-        unpack_server(server, *read_tensors(checkpoint))
+        tensors, meta = read_tensors(checkpoint)
+        server.round = meta["round"]
+        unpack_server(server, tensors)
+        server.roster = unpack_roster(read_json(checkpoint.with_name("roster.json")))
+        self._roster = server.roster
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
         return True
@@ -171,26 +180,28 @@ def read_lines(path: Path) -> list[Row]:
     return rows
 
 
-def pack_server(server: Server) -> tuple[Tree, Row]:
-    """Everything the server knows, as tensors and JSON."""
+def pack_server(server: Server) -> Tree:
+    """Everything the server holds, as tensors; what is personal is in a store of its own."""
     groups = {"shared": server.shared}
-    groups |= {f"personal/{client}": entries for client, entries in server.personal.items()}
     groups |= {f"state/{name}": entries for name, entries in server.state.items()}
-    roster = {c: {"examples": u.examples, "facts": u.facts} for c, u in server.roster.items()}
-    flat = tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
-    return flat, {"round": server.round, "roster": roster}
+    return tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
 
 
-def unpack_server(server: Server, tensors: Tree, meta: Row) -> None:
+def unpack_server(server: Server, tensors: Tree) -> None:
     """Inverse of :func:`pack_server`, in place."""
-    server.round = meta["round"]
-    server.roster = {
-        c: Update(c, "enrol", 0, examples=r["examples"], facts=r["facts"])
-        for c, r in meta["roster"].items()
+    server.shared, server.state = tree.under("shared", tensors), defaultdict(dict)
+    for key, value in tree.under("state", tensors).items():
+        owner, _, entry = key.partition("/")
+        server.state[owner][entry] = value
+
+
+def pack_roster(roster: Mapping[str, Update]) -> Row:
+    """Who has enrolled, as JSON."""
+    return {c: {"examples": u.examples, "facts": u.facts} for c, u in roster.items()}
+
+
+def unpack_roster(rows: Row) -> dict[str, Update]:
+    """Inverse of :func:`pack_roster`."""
+    return {
+        c: Update(c, "enrol", 0, examples=r["examples"], facts=r["facts"]) for c, r in rows.items()
     }
-    server.shared = tree.under("shared", tensors)
-    server.personal, server.state = {}, defaultdict(dict)
-    for section, target in (("personal", server.personal), ("state", server.state)):
-        for key, value in tree.under(section, tensors).items():
-            owner, _, entry = key.partition("/")
-            target.setdefault(owner, {})[entry] = value

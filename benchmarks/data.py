@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from fedshift.build import in_layout
+from fedshift.compute import in_layout
 from fedshift.data.samples import Domain, Samples
 from fedshift.data.store import read_domain, write_domain
 from fedshift.machine import one_thread
@@ -40,7 +40,7 @@ def batch_share(size: int, backbone: str) -> tuple[float, float, float]:
     """Quartiles of (time of a batch) / (time of a training step) at 32 px."""
     x = torch.randint(0, 256, (4000, 32, 32, 3), dtype=torch.uint8)
     samples = Samples(x, torch.randint(0, 10, (4000,)), torch.arange(4000))
-    net = in_layout(BACKBONES.get(backbone).build((3, 32, 32), 10)).train()
+    net = in_layout(BACKBONES.get(backbone).build((3, 32, 32), 10), "channels-last").train()
     optimiser = torch.optim.SGD(net.parameters(), 0.01, fused=True)
     ratios = []
     epoch = torch.randperm(4000).split(size)  # drawn once per epoch, as the loop does

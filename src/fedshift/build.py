@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, field
 
 from fedshift import seeds
 from fedshift.client import Worker
+from fedshift.compute import Compute
 from fedshift.data.federation import Federation, public_samples
 from fedshift.data.samples import Samples
 from fedshift.errors import UnknownNameError
@@ -28,18 +27,23 @@ class Plan:
     federation: Federation
     store: StateStore
     workers: int = 1
+    compute: Compute = field(default_factory=Compute)  # without auto
 
     def worker(self, net: Net | None = None) -> Worker:
         """A worker of this process, around ``net`` or one of its own."""
-        place = self.config.scenario
+        place, compute = self.config.scenario, self.compute
+        federation = self.federation.to(compute.device)
+        net = compute.place(net or build_net(self.config, self.method, federation))
+        if compute.compile:
+            net.compile()
         return Worker(
             self.method,
             place,
             self.config.seed,
-            net or build_net(self.config, self.method, self.federation),
-            self.federation.sites,
+            net,
+            federation.sites,
             self.store,
-            granted(self.federation, place, "client"),
+            granted(federation, place, "client"),
             self.config.label,
         )
 
@@ -59,14 +63,6 @@ def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
     for part in method.parts:
         with seeds.fork(config.seed, "build", part.name):
             part.build(net)
-    return in_layout(net)
-
-
-def in_layout(net: Net) -> Net:
-    """Conv nets in channels-last memory, in place: 1.3 to 1.5 times faster on one thread."""
-    for parameter in net.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return net
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,6 +135,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.entries = self.net.state_dict()  # the net's own memory, whatever is loaded into it
         self.named = dict(self.net.named_parameters())
+        self.device = next(iter(self.entries.values())).device
         self.initial = tree.clone(self.entries)
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
@@ -147,7 +148,8 @@ class Worker:
 
     def visit(self, mail: Broadcast) -> Update:
         """Play one message at the site it is addressed to; the reply shares no memory with it."""
-        state = self.store.load(mail.client, before=mail.round + (mail.task != "train"))
+        kept = self.store.load(mail.client, before=mail.round + (mail.task != "train"))
+        state = defaultdict(dict, {k: tree.to(v, self.device) for k, v in kept.items()})
         client = self._open(mail, state)
         tasks = {
             "enrol": self._enrol,
@@ -158,10 +160,12 @@ class Worker:
             "donate": self._donate,
         }
         with seeds.fork(self.seed, mail.round, mail.client, mail.task):
-            return tasks[mail.task](client, mail)
+            reply = tasks[mail.task](client, mail)
+        return reply if self.device.type == "cpu" else reply.to_cpu()
 
     def _open(self, mail: Broadcast, state: State) -> Client:
-        received = self.initial | mail.shared | mail.personal | state.get("net", {})
+        sent = mail.shared | mail.personal | state.get("net", {})
+        received = self.initial | tree.to(sent, self.device)
         load(self.entries, received)
         return Client(
             self.sites[mail.client],
@@ -172,7 +176,7 @@ class Worker:
             received,
             self.initial,
             frozenset(mail.shared),
-            mail.payload,
+            tree.to(mail.payload, self.device),
             state,
             self.resources,
         )

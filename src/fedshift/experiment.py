@@ -11,6 +11,7 @@ from typing import Any
 
 from fedshift.build import Plan, build_net, granted
 from fedshift.check import check_data, check_needs
+from fedshift.compute import Compute
 from fedshift.data.federation import Federation, datasets, federate, load
 from fedshift.data.splits import Random
 from fedshift.errors import ConfigError, RunError, UnknownNameError
@@ -23,7 +24,14 @@ from fedshift.registry import SCENARIOS
 from fedshift.results import RunResult, summarise
 from fedshift.runs.config import RunConfig, configure
 from fedshift.runs.files import only_writer
-from fedshift.runs.record import Record, Row, read_config, read_lines, read_summary
+from fedshift.runs.record import (
+    Record,
+    Row,
+    read_compute,
+    read_config,
+    read_lines,
+    read_summary,
+)
 from fedshift.scenario import Scenario
 from fedshift.server import Server, Transport, enrol, open_server, play_round
 from fedshift.transports import TRANSPORTS
@@ -84,6 +92,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
     resume: bool = False,
     transport: str = "inprocess",
     workers: int | None = None,
+    compute: Compute | None = None,
     listener: Listener | None = None,
     **changes: Any,
 ) -> RunResult:
@@ -101,6 +110,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
             usual ``if __name__ == "__main__"``), ``auto`` (a pool if it has two workers) or
             ``wire`` (for tests).
         workers: processes of the pool; None takes one per core.
+        compute: device, memory layout and compilation; by default the processor.
         listener: hears of progress.
         **changes: other values of the scenario, ``rounds=10, lr=0.1``.
     """
@@ -112,7 +122,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
         without=tuple(without),
     )
     path = Path(out) if out is not None else None
-    options = Options(resume, transport, listener or Listener(), workers)
+    options = Options(resume, transport, listener or Listener(), workers, compute or Compute())
     return execute(config, whole, path, options)
 
 
@@ -124,6 +134,7 @@ class Options:
     transport: str = "inprocess"
     listener: Listener = field(default_factory=Listener)
     workers: int | None = None  # of the pool; None: one per core
+    compute: Compute = field(default_factory=Compute)
 
 
 def execute(
@@ -181,12 +192,14 @@ def prepare(
     check_needs(method, place, len(federation.sites))
     net = build_net(config, method, federation)
     check_data(federation, place, net)
+    compute = (read_compute(path) or options.compute).decided(net, place.batch_size)
+    federation, net = federation.to(compute.device), compute.place(net)
     record = Record(config, path, options.listener.replied)
-    record.create()
+    record.create(compute)
     resources = granted(federation, place, "server")
     server = open_server(method, place, config.seed, net, resources, record.personal)
     workers = workers_for(options, server, federation)
-    plan = Plan(config, method, federation, record.store, workers)
+    plan = Plan(config, method, federation, record.store, workers, compute)
     best = "pool" if workers > 1 else "inprocess"
     transport = TRANSPORTS[best if options.transport == "auto" else options.transport](plan)
     if not record.restore(server):

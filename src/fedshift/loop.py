@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,12 +64,16 @@ class Turn:
 
     def __post_init__(self) -> None:
         self.moved = [p for _, p in self.parameters]
+        device = self.moved[0].device.type if self.moved else "cpu"
+        lower = self.optimisation.precision == "bfloat16"
+        self.reduced = partial(torch.autocast, device, torch.bfloat16) if lower else nullcontext
         self.optimiser = self.optimisation.build(self.moved)
 
     def play(self, batch: Batch, log: Log) -> None:
         """Forward, backward, correct, clip, step."""
-        step = Step(batch, self.forward(batch), self.name)
-        terms = self.objective(step)
+        with self.reduced():
+            step = Step(batch, self.forward(batch), self.name)
+            terms = self.objective(step)
         total = (
             torch.stack(list(terms.values())).sum()
             if len(terms) > 1

@@ -79,6 +79,11 @@ class Update(Message):
         sections: dict[str, Any] = {s: tree.clone(getattr(self, s)) for s in self.SECTIONS}
         return dataclasses.replace(self, **sections)
 
+    def to_cpu(self) -> Update:
+        """The same in the processor's memory."""
+        sections: dict[str, Any] = {s: tree.to(getattr(self, s), "cpu") for s in self.SECTIONS}
+        return dataclasses.replace(self, **sections)
+
     def scalars_only(self) -> Update:
         """The same without tensors."""
         return dataclasses.replace(self, shared={}, personal={}, payload={})

@@ -60,6 +60,7 @@ class Net(nn.Module):
         self.classes = classes
         self.necks: dict[str, list[str]] = {name: [] for name in stages}
         self.skipped: frozenset[str] = frozenset()  # necks that are left out for the moment
+        self.contiguous = False  # whether images are laid out channel by channel first
 
     @property
     def head_module(self) -> nn.Module:
@@ -83,6 +84,7 @@ class Net(nn.Module):
         """Logits, features and taps of a batch (B, *shape)."""
         taps: dict[str, Tensor] = {}
         aux: dict[str, Tensor] = {}
+        x = x.contiguous() if self.contiguous else x
         for stage, paths in self.stages.items():
             for path in paths:
                 x = self.get_submodule(path)(x)

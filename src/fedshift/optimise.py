@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+Precision = Literal["float32", "bfloat16"]
+
 
 class Optimiser(Protocol):
     """What the loop and its callers use of an optimiser; torch's have it."""
@@ -31,6 +33,7 @@ class Optimisation:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    precision: Precision = "float32"
 
     def build(self, parameters: Sequence[nn.Parameter]) -> Optimiser:
         """A fresh optimiser; fused kernels, one call per step however many tensors there are."""

@@ -20,7 +20,7 @@ from fedshift.data.samples import Pixels
 from fedshift.data.splits import Given, Split
 from fedshift.declare import RESOURCES
 from fedshift.errors import ConfigError, UnknownNameError
-from fedshift.optimise import Optimisation
+from fedshift.optimise import Optimisation, Precision
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 Scale = Literal["paper", "laptop"]
@@ -66,6 +66,7 @@ class Scenario(Frozen):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # factor per round
+    precision: Precision = "float32"  # of forward and backward passes; weights are float32
     optimiser_state: Literal["reset", "keep"] = "reset"
     bn: Literal["average", "local", "recompute"] = "average"
     weights: Literal["examples", "uniform"] = "examples"
@@ -135,7 +136,9 @@ class Scenario(Frozen):
     def optimisation(self, round_: int) -> Optimisation:
         """Optimiser settings of a round (1-based)."""
         lr = self.lr * self.lr_decay ** (round_ - 1)
-        return Optimisation(self.optimiser, lr, self.momentum, self.weight_decay, self.clip)
+        return Optimisation(
+            self.optimiser, lr, self.momentum, self.weight_decay, self.clip, self.precision
+        )
 
     def cohort_size(self, clients: int) -> int:
         """How many clients take part in a round."""
@@ -169,6 +172,7 @@ class Scenario(Frozen):
             "optimiser": f"{rate}, weight decay {self.weight_decay:g}",
             "optimiser state": self.optimiser_state,
             "clip": f"{self.clip:g}" if self.clip else "none",
+            "precision": self.precision,
             "BN statistics": self.bn,
             "client weights": f"{self.weights} (unless the method has its own)",
             "participation": f"{part} clients per round",

@@ -183,6 +183,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
         server.aggregated = server.shared
         for part in method.parts:
             part.refine(server)
+        server.shared = tree.to(server.shared, "cpu")
     return updates
 
 

@@ -42,6 +42,11 @@ def clone(a: Mapping[str, Tensor]) -> Tree:
     return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in a.items()}
 
 
+def to(a: Mapping[str, Tensor], device: torch.device | str) -> Tree:
+    """The same on a device; entries that are there already are not copied."""
+    return {k: v.to(device) for k, v in a.items()}
+
+
 def pick(a: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
     """The entries named ``keys``, in the order of ``a``."""
     wanted = set(keys)

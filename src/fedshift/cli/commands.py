@@ -16,6 +16,7 @@ from fedshift.cli.data import app as data_app
 from fedshift.cli.progress import Board
 from fedshift.comparison import compare as compare_runs
 from fedshift.comparison import read_comparison
+from fedshift.compute import LAYOUTS, Compute
 from fedshift.data.federation import holdings
 from fedshift.data.partition_table import plot as draw_partition
 from fedshift.data.partition_table import render_table
@@ -70,6 +71,14 @@ def run(
     workers: Annotated[
         str, typer.Option(help="Processes that visit clients; auto is one per core.")
     ] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "cpu",
+    layout: Annotated[
+        str,
+        typer.Option(help=f"Memory of conv nets: {', '.join(LAYOUTS)} (tried once per net)."),
+    ] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="torch.compile the net, once per process.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     as_json: opt.Json = False,
@@ -97,9 +106,10 @@ def run(
             without=tuple(without or ()),
         )
     path = out or Path("runs") / config.name
+    compute = Compute(device, layout, compiled)
     with Board(quiet=quiet) as board:
         listener: Listener = board.watch(config)
-        result = execute(config, whole, path, Options(resume, transport, listener, count))
+        result = execute(config, whole, path, Options(resume, transport, listener, count, compute))
     _tell(result, path, as_json=as_json, quiet=quiet)
 
 

@@ -53,6 +53,28 @@ class Federation:
     classes: tuple[str, ...]
     shape: tuple[int, ...]
 
+    def to(self, device: str) -> Federation:
+        """The same with all samples in a device's memory, each store once."""
+        if device == "cpu":
+            return self
+        moved: dict[int, Tensor] = {}
+
+        def tensor(held: Tensor) -> Tensor:
+            return moved.setdefault(id(held), held.to(device))
+
+        def splits(held: Splits) -> Splits:
+            parts = (held.train, held.val, held.test)
+            return Splits(
+                *(replace(s, x=tensor(s.x), y=tensor(s.y), rows=tensor(s.rows)) for s in parts)
+            )
+
+        return replace(
+            self,
+            sites={k: replace(site, data=splits(site.data)) for k, site in self.sites.items()},
+            domains={k: splits(held) for k, held in self.domains.items()},
+            unseen=splits(self.unseen) if self.unseen else None,
+        )
+
 
 def federate(scenario: Scenario, seed: int) -> Federation:
     """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""

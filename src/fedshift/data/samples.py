@@ -100,7 +100,8 @@ def as_input(
         return x.mul(1 / (255 * std[0])).sub_(mean[0] / std[0])  # uint8 to float in one pass
     x = x.mul(1 / 255)
     x = change(x) if change is not None else x
-    return x.sub(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
+    shift, scale = torch.tensor([mean, std], device=x.device)[:, :, None, None]
+    return x.sub(shift).div_(scale)
 
 
 def union(parts: list[Samples]) -> Samples:

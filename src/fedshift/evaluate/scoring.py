@@ -14,8 +14,10 @@ from fedshift.data.samples import Samples
 @torch.inference_mode()
 def score(predict: Callable[[Tensor], Tensor], samples: Samples) -> dict[str, float]:
     """Counts that add up over sites: right answers, samples, summed loss."""
-    right = torch.zeros((), dtype=torch.float64)
-    loss = torch.zeros((), dtype=torch.float64)
+    device = samples.x.device
+    wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
+    right = torch.zeros((), dtype=wide, device=device)
+    loss = torch.zeros((), dtype=wide, device=device)
     for x, y in samples.chunks():
         logits = predict(x)  # (B, K)
         right += (logits.argmax(1) == y).sum()

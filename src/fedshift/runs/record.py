@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import tree
+from fedshift.compute import Compute
 from fedshift.errors import RunError
 from fedshift.message import Broadcast, Update
 from fedshift.runs.config import RunConfig, environment, parse_config
@@ -78,10 +79,10 @@ class Record:
         return out
 
     # files
-    def create(self) -> None:
+    def create(self, compute: Compute) -> None:
         """Write the configuration; fails before any training if the folder cannot be written."""
         if self.path is not None:
-            write_json(self.path / "config.json", config_json(self.config))
+            write_json(self.path / "config.json", config_json(self.config, compute))
 
     def commit(self, server: Server, row: Row) -> None:
         """Close a round: append its lines, then put its checkpoint in place."""
@@ -142,13 +143,21 @@ class Record:
         return rows
 
 
-def config_json(config: RunConfig) -> Row:
-    """The configuration as it is stored, with versions beside it."""
+def config_json(config: RunConfig, compute: Compute) -> Row:
+    """The configuration as it is stored, with versions and the way of computing beside it."""
     return {
         "run": config.model_dump(mode="json"),
         "name": config.name,
         "environment": environment(),
+        "compute": compute.describe(),
     }
+
+
+def read_compute(path: Path | None) -> Compute | None:
+    """How the run in ``path`` began to compute; None if there is none."""
+    file = path / "config.json" if path else None
+    held = read_json(file).get("compute") if file and file.exists() else None
+    return Compute(**held) if held else None
 
 
 def read_config(path: Path) -> RunConfig:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedshift.build import Plan
+from fedshift.compute import Compute
 from fedshift.data import federation
 from fedshift.data.samples import Domain
 from fedshift.errors import FedshiftError, RunError
@@ -45,6 +46,7 @@ class Start:
     store: StateStore
     data: dict[str, tuple[dict[str, Where], tuple[str, ...]]]  # domain -> tensors, classes
     options: str
+    compute: Compute
 
 
 @dataclass
@@ -98,7 +100,8 @@ class Pool:
         for i, (name, field) in keys.items():
             data[name][0][field] = wheres[i]
         method = None if plan.config.replayable else plan.method
-        return Start(plan.config, method, self.store, data, federation.options_of(place))
+        options = federation.options_of(place)
+        return Start(plan.config, method, self.store, data, options, plan.compute)
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
         """Replies as they arrive, each before the worker's next one is overwritten."""
@@ -236,4 +239,5 @@ def _open(start: Start, reader: Reader) -> Plan:
     }
     federation.adopt(place.data, start.options, domains)
     made = federation.federate(place, start.config.seed)
-    return Plan(start.config, start.method or start.config.build(), made, start.store)
+    method = start.method or start.config.build()
+    return Plan(start.config, method, made, start.store, compute=start.compute)

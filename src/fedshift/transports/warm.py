@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch._dynamo  # noqa: F401  the first optimiser imports it, in seconds
-
 import fedshift.transports.pool  # noqa: F401
 from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS
 

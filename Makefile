@@ -23,8 +23,9 @@ docs: $(VENV)/.dev
 tables: $(VENV)/.dev
 	$(BIN)/python scripts/tables.py
 
+# Ratios in benchmarks/RESULTS.md: about ten minutes on two idle cores.
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/results.py
 
 clean:
 	rm -rf $(VENV) site demo runs

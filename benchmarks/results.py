@@ -33,7 +33,7 @@ LONG = {
 }
 INTRO = """# Results
 
-What `make bench` and its longer parts printed last: hardware, versions and commit with each section.
+What `make bench` and its longer parts printed last: hardware, versions and commit with each.
 Ratios within one run: lower is faster. docs/performance.md says what they mean.
 """
 

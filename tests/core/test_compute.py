@@ -168,6 +168,7 @@ def test_an_accelerator_gives_the_processors_numbers(device, method):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_a_compiled_net_gives_the_same_numbers():
     place = tiny_scenario(rounds=1, backbone="mlp", backbone_options={})
     sessions = [

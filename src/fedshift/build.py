@@ -10,6 +10,7 @@ from fedshift.compute import Compute
 from fedshift.data.federation import Federation, public_samples
 from fedshift.data.samples import Samples
 from fedshift.errors import UnknownNameError
+from fedshift.faults import Policy
 from fedshift.method import Method
 from fedshift.net import Net
 from fedshift.registry import BACKBONES
@@ -27,6 +28,7 @@ class Plan:
     federation: Federation
     store: StateStore
     workers: int = 1
+    policy: Policy = field(default_factory=Policy)  # its timeout is for transports that have one
     compute: Compute = field(default_factory=Compute)  # without auto
 
     def worker(self, net: Net | None = None) -> Worker:

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedshift.data.federation import Federation
 from fedshift.declare import RESOURCES, Declares
 from fedshift.errors import ConfigError, DataError, GrantError
+from fedshift.faults import Policy
 from fedshift.method import Method
 from fedshift.net import Net
 from fedshift.scenario import Scenario
@@ -38,6 +39,23 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
                 f"{scenario.name!r} has {clients}; give it more domains, or another partition"
             )
         _check_optimiser(item, scenario)
+
+
+def check_policy(method: Method, policy: Policy) -> None:
+    """Rounds that may go on without a client against parts that cannot."""
+    if policy.on_loss != "skip":
+        return
+    for item in method.declared:
+        if item.needs_full_participation:
+            raise ConfigError(
+                f"{item.name} needs every client in every round, and on_loss=skip goes on without "
+                "those that are lost; use --on-loss wait or fail"
+            )
+        if policy.min_sites < item.min_clients:
+            raise ConfigError(
+                f"{item.name} compares clients and needs at least {item.min_clients}, but with "
+                f"on_loss=skip {policy.min_sites} may be left; add --min-sites {item.min_clients}"
+            )
 
 
 def _check_target(item: Declares, scenario: Scenario) -> None:

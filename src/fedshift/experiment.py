@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.build import Plan, build_net, granted
-from fedshift.check import check_data, check_needs
+from fedshift.check import check_data, check_needs, check_policy
 from fedshift.compute import Compute
 from fedshift.data.federation import Federation, datasets, federate, load
 from fedshift.data.splits import Random
 from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.evaluate.group_effect import group_effect
 from fedshift.evaluate.protocols import evaluate
+from fedshift.faults import Policy
 from fedshift.machine import cores, one_thread
-from fedshift.message import Update
+from fedshift.message import Lost, Update
 from fedshift.method import Method
 from fedshift.registry import SCENARIOS
 from fedshift.results import RunResult, summarise
@@ -45,6 +46,9 @@ class Listener:
 
     def replied(self, update: Update) -> None:
         """A client has answered."""
+
+    def lost(self, lost: Lost) -> None:
+        """A client has not answered, or its answer was refused."""
 
     def round_done(self, row: Row) -> None:
         """A round is on disk."""
@@ -94,6 +98,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
     workers: int | None = None,
     compute: Compute | None = None,
     listener: Listener | None = None,
+    policy: Policy | None = None,
     **changes: Any,
 ) -> RunResult:
     """Train one method in one scenario and score it.
@@ -112,6 +117,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
         workers: processes of the pool; None takes one per core.
         compute: device, memory layout and compilation; by default the processor.
         listener: hears of progress.
+        policy: what to do when a site is lost, ``Policy(on_loss="skip", min_sites=3)``.
         **changes: other values of the scenario, ``rounds=10, lr=0.1``.
     """
     config, whole = configure(
@@ -122,18 +128,26 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
         without=tuple(without),
     )
     path = Path(out) if out is not None else None
-    options = Options(resume, transport, listener or Listener(), workers, compute or Compute())
+    options = Options(
+        resume,
+        transport,
+        listener or Listener(),
+        workers,
+        policy or Policy(),
+        compute or Compute(),
+    )
     return execute(config, whole, path, options)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is played; none of it moves a number."""
+    """How a run is played; none of it moves a number as long as every site answers."""
 
     resume: bool = False
     transport: str = "inprocess"
     listener: Listener = field(default_factory=Listener)
     workers: int | None = None  # of the pool; None: one per core
+    policy: Policy = field(default_factory=Policy)  # what to do when a site is lost
     compute: Compute = field(default_factory=Compute)
 
 
@@ -190,16 +204,18 @@ def prepare(
     place = config.scenario
     federation = federate(place, config.seed)
     check_needs(method, place, len(federation.sites))
+    check_policy(method, options.policy)
     net = build_net(config, method, federation)
     check_data(federation, place, net)
     compute = (read_compute(path) or options.compute).decided(net, place.batch_size)
     federation, net = federation.to(compute.device), compute.place(net)
-    record = Record(config, path, options.listener.replied)
+    record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
     resources = granted(federation, place, "server")
     server = open_server(method, place, config.seed, net, resources, record.personal)
+    server.sites, server.policy = tuple(federation.sites), options.policy
     workers = workers_for(options, server, federation)
-    plan = Plan(config, method, federation, record.store, workers, compute)
+    plan = Plan(config, method, federation, record.store, workers, options.policy, compute)
     best = "pool" if workers > 1 else "inprocess"
     transport = TRANSPORTS[best if options.transport == "auto" else options.transport](plan)
     if not record.restore(server):
@@ -235,6 +251,7 @@ def _facts(server: Server, record: Record) -> Row:
         "shares": {d.name: d.shares for d in server.method.declared if d.shares},
         "bytes": {"train": record.traffic("train"), "total": record.traffic()},
         "seconds": sum(row["seconds"] for row in record.metrics),
+        "lost": record.losses(),
     }
 
 

@@ -87,3 +87,13 @@ class Update(Message):
     def scalars_only(self) -> Update:
         """The same without tensors."""
         return dataclasses.replace(self, shared={}, personal={}, payload={})
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A message without an answer that counts: the site failed, hung, left, or was refused."""
+
+    client: str
+    task: Task
+    round: int
+    reason: str

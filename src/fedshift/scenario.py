@@ -153,8 +153,12 @@ class Scenario(Frozen):
         return wanted
 
     def cohort(self, seed: int, round_: int, clients: list[str]) -> list[str]:
-        """Who takes part in a round: without replacement, from the seed and the round alone."""
-        size = self.cohort_size(len(clients))
+        """Who takes part in a round: without replacement, from the seed and the round alone.
+
+        ``clients`` are those that have enrolled; where that is fewer than are sampled, all.
+        """
+        size = self.cohort_size(max(len(clients), self.clients_per_round or 0))
+        size = min(size, len(clients))
         chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
         ordered = sorted(clients)
         return [ordered[i] for i in sorted(chosen)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,8 +13,10 @@ from fedshift import seeds, tree
 from fedshift.aggregate.rules import weighted_mean
 from fedshift.aggregate.weightings import WEIGHTINGS
 from fedshift.data.samples import Samples
-from fedshift.message import Broadcast, Task, Update
-from fedshift.method import Method
+from fedshift.errors import RunError
+from fedshift.faults import Policy, answers
+from fedshift.message import Broadcast, Lost, Task, Update
+from fedshift.method import Method, Part
 from fedshift.net import Net, Scope, batch_norm_buffers
 from fedshift.runs.store import MemoryStore, StateStore
 from fedshift.scenario import Scenario
@@ -22,13 +24,18 @@ from fedshift.tree import Tree
 
 
 class Transport(Protocol):
-    """Delivers mail to the sites and brings their replies back, in any order."""
+    """Delivers mail to the sites and brings their replies back, in any order.
+
+    A site that cannot be reached, fails or takes longer than ``Plan.policy.timeout`` is reported as
+    :class:`Lost`, with a reason that whoever runs the site understands; the server's policy says
+    what happens then.
+    """
 
     borrows: bool  # whether a reply's tensors are valid only until the next one is asked for
     store: StateStore  # where the sites keep their state
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update]:
-        """One reply per message."""
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update | Lost]:
+        """One reply or loss per message; what is missing at the end counts as lost."""
         ...
 
     def close(self) -> None:
@@ -45,6 +52,10 @@ class Observer(Protocol):
 
     def received(self, update: Update) -> None:
         """Client to server."""
+        ...
+
+    def lost(self, lost: Lost) -> None:
+        """A message without an answer that counts."""
         ...
 
 
@@ -64,6 +75,8 @@ class Server:
     state: defaultdict[str, Tree] = field(default_factory=lambda: defaultdict(dict))
     roster: dict[str, Update] = field(default_factory=dict)  # enrolments by client
     resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
+    sites: tuple[str, ...] = ()  # every client there should be, enrolled or not
+    policy: Policy = field(default_factory=Policy)  # what to do without a client's answer
     round: int = 0
     participants: int = 0  # updates of this round
     aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
@@ -122,20 +135,13 @@ def exchange(
 
     Arrival never matters: a reply that comes early is held until its turn. A reply's tensors may
     be borrowed from the transport until the next one is asked for; :func:`collect` owns them.
+    Replies are checked, and the server's policy decides about those that are missing or bad.
     """
     known = server.roster
     size = {client: known[client].examples if client in known else 0 for client in clients}
     order = sorted(size, key=lambda client: (-size[client], client))
     mail = [server.mail(task, client) for client in order]
-    for message in mail:
-        observer.sent(message)
-    due, held = deque(order), dict[str, Update]()
-    for update in transport.deliver(mail):
-        observer.received(update)
-        early = update.client != due[0]
-        held[update.client] = update.own() if early and transport.borrows else update
-        while due and due[0] in held:
-            yield held.pop(due.popleft())
+    yield from answers(server, transport, mail, observer)
 
 
 def collect(
@@ -148,13 +154,32 @@ def collect(
 
 def enrol(server: Server, transport: Transport, clients: Iterable[str], observer: Observer) -> None:
     """Round 0: every client introduces itself once."""
+    clients = list(clients)
     enrolments = collect(server, transport, "enrol", clients, observer)
+    admitting = [p.name for p in server.method.parts if type(p).admit is not Part.admit]
+    if admitting and len(enrolments) < len(clients):
+        raise RunError(
+            f"{len(enrolments)} of {len(clients)} sites enrolled, and {admitting[0]} needs the "
+            "summaries of all of them before round 1; wait for them with --on-loss wait"
+        )
     for part in server.method.parts:
         part.admit(server, enrolments)
-    server.roster = {
+    sign(server, enrolments)
+
+
+def sign(server: Server, enrolments: Iterable[Update]) -> None:
+    """Put clients on the roster, which is replaced, never edited."""
+    server.roster = server.roster | {
         u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts)
         for u in enrolments
     }
+
+
+def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -> None:
+    """Between rounds: ask the clients that were lost in their enrolment once more."""
+    late = [server.mail("enrol", c) for c in server.sites if c not in server.roster]
+    if late:
+        sign(server, answers(server, transport, late, observer, at_least=0))
 
 
 def play_round(server: Server, transport: Transport, observer: Observer) -> list[Update]:
@@ -163,6 +188,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     Where nobody asks for all replies at once they are summed as they arrive, and come back without
     their tensors: memory does not grow with the cohort.
     """
+    enrol_latecomers(server, transport, observer)  # before the round: it is to find their state
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
@@ -173,13 +199,14 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
             updates = merge_arriving(server, replies, cohort)
         else:
             updates = [u.own() if transport.borrows else u for u in replies]
+            server.participants = len(updates)
             for part in method.parts:
                 part.merge(server, updates)
             server.shared = method.aggregate(server, updates)
             for client, entries in method.personal(server, updates).items():
                 server.personal.save(client, server.round, {"net": entries})
         if scenario.bn == "recompute":
-            recompute_statistics(server, transport, cohort, observer)
+            recompute_statistics(server, transport, [u.client for u in updates], observer)
         server.aggregated = server.shared
         for part in method.parts:
             part.refine(server)
@@ -190,7 +217,8 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
 def streams(server: Server) -> bool:
     """Whether a round needs no more of the replies than their running sum."""
     return (
-        server.method.streams
+        server.policy.on_loss != "skip"  # the weights are known ahead only if everybody answers
+        and server.method.streams
         and server.method.aggregate.streams(server)
         and not server.keys(Scope.PERSONAL)
         and not server.scenario.analyses

@@ -24,7 +24,7 @@ from fedshift.evaluate.protocols import evaluate
 from fedshift.experiment import Options, Session, prepare
 from fedshift.loop import Step
 from fedshift.machine import one_thread
-from fedshift.message import Broadcast, Message, Update
+from fedshift.message import Broadcast, Lost, Message, Update
 from fedshift.method import Method, Part
 from fedshift.net import Scope
 from fedshift.registry import register_dataset
@@ -82,11 +82,12 @@ class Tapped(InProcess):
         self.backwards = backwards
         self.seen: list[Message] = []
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """As in process."""
         self.seen += mail
         for reply in super().deliver(mail[::-1] if self.backwards else mail):
-            self.seen.append(reply)
+            if isinstance(reply, Update):
+                self.seen.append(reply)
             yield reply
 
 

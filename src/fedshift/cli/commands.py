@@ -22,6 +22,7 @@ from fedshift.data.partition_table import plot as draw_partition
 from fedshift.data.partition_table import render_table
 from fedshift.errors import ConfigError, UnknownNameError
 from fedshift.experiment import Listener, Options, execute, load_result
+from fedshift.faults import Policy
 from fedshift.registry import METHODS
 from fedshift.report import figures, formats, html, screen
 from fedshift.results import Comparison, RunResult
@@ -71,6 +72,9 @@ def run(
     workers: Annotated[
         str, typer.Option(help="Processes that visit clients; auto is one per core.")
     ] = "auto",
+    on_loss: opt.OnLoss = "fail",
+    timeout: opt.Timeout = None,
+    min_sites: opt.MinSites = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "cpu",
     layout: Annotated[
         str,
@@ -86,6 +90,7 @@ def run(
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
+    policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
     if (count or 1) > 1 and transport not in ("auto", "pool"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     if method is None and resume and out is not None:
@@ -109,7 +114,8 @@ def run(
     compute = Compute(device, layout, compiled)
     with Board(quiet=quiet) as board:
         listener: Listener = board.watch(config)
-        result = execute(config, whole, path, Options(resume, transport, listener, count, compute))
+        options = Options(resume, transport, listener, count, policy, compute)
+        result = execute(config, whole, path, options)
     _tell(result, path, as_json=as_json, quiet=quiet)
 
 

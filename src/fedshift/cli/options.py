@@ -27,6 +27,13 @@ Settings = Annotated[
         help="KEY of the method, scenario.KEY, backbone.KEY or data.KEY; repeatable.",
     ),
 ]
+OnLoss = Annotated[
+    str, typer.Option(help="When a site is lost: fail, skip it in this round, or wait for it.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(help="Seconds that one exchange with the sites may take.")
+]
+MinSites = Annotated[int, typer.Option(help="Answers that a round needs with --on-loss skip.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 

@@ -17,7 +17,8 @@ from rich.progress import (
 )
 
 from fedshift.experiment import Listener
-from fedshift.message import Update
+from fedshift.faults import told
+from fedshift.message import Lost, Update
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig
 from fedshift.runs.record import Row
@@ -80,6 +81,10 @@ class RunLine(Listener):
             self.visited += 1
             state = f"{self.visited:>2}/{self.clients} clients  {self.text}"
             self.board.progress.update(self.task, state=state)
+
+    def lost(self, lost: Lost) -> None:
+        """A client has not answered: a line of its own, on a terminal as in a log."""
+        self.board.console.print(told(lost), soft_wrap=True, markup=False, highlight=False)
 
     def round_done(self, row: Row) -> None:
         """A round is on disk."""

@@ -11,7 +11,7 @@ from typing import Any
 from fedshift import tree
 from fedshift.compute import Compute
 from fedshift.errors import RunError
-from fedshift.message import Broadcast, Update
+from fedshift.message import Broadcast, Lost, Update
 from fedshift.runs.config import RunConfig, environment, parse_config
 from fedshift.runs.files import (
     read_json,
@@ -40,9 +40,10 @@ class Record:
         config: RunConfig,
         path: Path | None,
         on_reply: Callable[[Update], None] | None = None,
+        on_loss: Callable[[Lost], None] | None = None,
     ) -> None:
         self.config, self.path = config, path
-        self.on_reply = on_reply
+        self.on_reply, self.on_loss = on_reply, on_loss
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self._written = {"metrics": 0, "ledger": 0}
@@ -63,6 +64,23 @@ class Record:
         if self.on_reply is not None:
             self.on_reply(update)
 
+    def lost(self, lost: Lost) -> None:
+        """A message without an answer that counts."""
+        row = {"round": lost.round, "task": lost.task, "client": lost.client}
+        self.ledger.append(
+            row | {"direction": "lost", "bytes": 0, "kinds": {}, "reason": lost.reason}
+        )
+        if self.on_loss is not None:
+            self.on_loss(lost)
+
+    def losses(self) -> dict[str, list[Row]]:
+        """Who was lost when, and why; by client."""
+        out: dict[str, list[Row]] = defaultdict(list)
+        for row in self.ledger:
+            if row["direction"] == "lost":
+                out[row["client"]].append({k: row[k] for k in ("round", "task", "reason")})
+        return dict(sorted(out.items()))
+
     def _note(self, message: Broadcast | Update, direction: str) -> None:
         row = {"round": message.round, "task": message.task, "client": message.client}
         kinds = message.weigh()
@@ -74,7 +92,7 @@ class Record:
         """Bytes by direction, of one task or of all."""
         out = {"down": 0, "up": 0}
         for row in self.ledger:
-            if task in (None, row["task"]):
+            if task in (None, row["task"]) and row["direction"] in out:
                 out[row["direction"]] += row["bytes"]
         return out
 

@@ -11,8 +11,8 @@ from fedshift.transports.pool import Pool
 from fedshift.transports.wire import Wire
 
 TRANSPORTS: dict[str, Callable[[Plan], Transport]] = {
-    "inprocess": lambda plan: InProcess(plan.worker()),
-    "wire": lambda plan: Wire(plan.worker()),
+    "inprocess": lambda plan: InProcess(plan.worker(), lenient=plan.policy.lenient),
+    "wire": lambda plan: Wire(plan.worker(), lenient=plan.policy.lenient),
     "pool": Pool,
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedshift.client import Worker
-from fedshift.message import Broadcast, Update
+from fedshift.errors import FedshiftError
+from fedshift.message import Broadcast, Lost, Update
 
 
 class InProcess:
@@ -13,13 +14,23 @@ class InProcess:
 
     borrows = False
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, lenient: bool = False) -> None:
         self.worker, self.store = worker, worker.store
+        self.lenient = lenient  # whether a visit that fails is a loss, or ends the run
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies in the order of the mail, each as soon as it is there."""
         for message in mail:
-            yield self.worker.visit(message)
+            yield self.visit(message)
+
+    def visit(self, message: Broadcast) -> Update | Lost:
+        """One site's reply, or why there is none."""
+        try:
+            return self.worker.visit(message)
+        except FedshiftError as error:
+            if not self.lenient:
+                raise
+            return Lost(message.client, message.task, message.round, str(error))
 
     def close(self) -> None:
         """Nothing to give back."""

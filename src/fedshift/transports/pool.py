@@ -27,7 +27,7 @@ from fedshift.data import federation
 from fedshift.data.samples import Domain
 from fedshift.errors import FedshiftError, RunError
 from fedshift.machine import keep_memory
-from fedshift.message import Broadcast, Message, Update
+from fedshift.message import Broadcast, Lost, Message, Update
 from fedshift.method import Method
 from fedshift.runs.config import RunConfig
 from fedshift.runs.store import DiskStore, MemoryStore, StateStore
@@ -71,6 +71,7 @@ class Pool:
         self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
         self._common, self._data, self._reader = Writer(), Writer(), Reader()
         self._desks: list[Desk] = []
+        self._lenient = plan.policy.lenient
         start = self._start(plan)
         context = _context()
         for _ in range(plan.workers):
@@ -103,7 +104,7 @@ class Pool:
         options = federation.options_of(place)
         return Start(plan.config, method, self.store, data, options, plan.compute)
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies as they arrive, each before the worker's next one is overwritten."""
         waiting = deque(mail)
         common = self._write_common(mail)
@@ -116,18 +117,29 @@ class Pool:
             ready = wait([desk.line for desk in busy])
             for desk in [d for d in busy if d.line in ready]:
                 client = desk.clients[0]
-                try:
-                    scalars, layout = self._receive(desk)
-                except FedshiftError as error:
-                    failed[client] = error
+                answer = self._answer(desk, mail[0])
+                if isinstance(answer, FedshiftError):
+                    failed[client] = answer
                     desk.clients.clear()
                     waiting.clear()
                     continue
                 self._send(desk, waiting, common)
-                yield Update(**scalars, **_sections(layout, self._reader))
+                yield answer
         for message in mail:  # the first in the order of the mail, as in process
             if message.client in failed:
                 raise failed[message.client]
+
+    def _answer(self, desk: Desk, task: Broadcast) -> Update | Lost | FedshiftError:
+        """What a worker has sent; a visit that failed is a loss if the run may outlive it."""
+        client = desk.clients[0]
+        try:
+            scalars, layout = self._receive(desk)
+        except FedshiftError as error:
+            if not self._lenient or not desk.process.is_alive():
+                return error
+            desk.clients.popleft()
+            return Lost(client, task.task, task.round, str(error))
+        return Update(**scalars, **_sections(layout, self._reader))
 
     def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
         """What several messages carry, written once."""
@@ -219,7 +231,11 @@ def serve(line: Connection, start: Start) -> None:
         line.send("ready")
         for turn in range(sys.maxsize):
             scalars, layout = line.recv()
-            reply = worker.visit(Broadcast(**scalars, **_sections(layout, reader)))
+            try:
+                reply = worker.visit(Broadcast(**scalars, **_sections(layout, reader)))
+            except FedshiftError as error:
+                line.send(error)
+                continue
             places = writers[turn % len(writers)].write({id(t): t for t in _tensors(reply)})
             line.send((reply.scalars(), _layout(reply, places)))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):

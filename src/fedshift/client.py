@@ -158,6 +158,7 @@ class Worker:
             "score": self._score,
             "assess": self._assess,
             "donate": self._donate,
+            "talk": self._talk,
         }
         with seeds.fork(self.seed, mail.round, mail.client, mail.task):
             reply = tasks[mail.task](client, mail)
@@ -209,7 +210,7 @@ class Worker:
         final = tree.clone(self.entries)
         self._require_finite(client, final)
         self._remember(client, final)
-        return Update(
+        update = Update(
             mail.client,
             mail.task,
             mail.round,
@@ -220,6 +221,9 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
+        for part in self.method.parts:
+            update = part.seal(client, update)
+        return update
 
     def _uploaded(self) -> set[str]:
         """Shared entries, less the statistics that are recomputed after aggregation."""
@@ -370,6 +374,12 @@ class Worker:
             found = score(predict, getattr(client.site.data, split))
             metrics |= {f"{split}/{key}": value for key, value in found.items()}
         return Update(mail.client, mail.task, mail.round, examples=client.examples, metrics=metrics)
+
+    def _talk(self, client: Client, mail: Broadcast) -> Update:
+        """An exchange of one part beside training."""
+        asked = {key.partition("/")[0] for key in mail.payload}
+        told = self.method.gather(lambda p: p.answer(client) if p.name in asked else {})
+        return Update(mail.client, mail.task, mail.round, payload=told, examples=client.examples)
 
     def _donate(self, client: Client, mail: Broadcast) -> Update:
         """Private entries, for scenarios that grant their mean to new sites."""

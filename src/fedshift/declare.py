@@ -65,6 +65,9 @@ class Declares:
     )
     optimisers: ClassVar[frozenset[str] | None] = None  # of sgd, momentum, adam, adamw; None: any
     references: ClassVar[frozenset[str]] = frozenset()  # of received, previous, initial
+    protects: ClassVar[bool] = False  # promises that no more leaves a site than what it covers
+    hides: ClassVar[bool] = False  # and that the method sees a mean in place of single updates
+    conceals: ClassVar[bool] = False  # and that shared entries leave a site in its payload only
     shares: ClassVar[str] = ""  # data-derived payload that leaves a site, in words
 
     @property

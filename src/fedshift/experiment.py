@@ -21,6 +21,7 @@ from fedshift.faults import Policy
 from fedshift.machine import cores, one_thread
 from fedshift.message import Lost, Update
 from fedshift.method import Method
+from fedshift.privacy.check import check_protection
 from fedshift.registry import SCENARIOS
 from fedshift.results import RunResult, summarise
 from fedshift.runs.config import RunConfig, configure
@@ -184,6 +185,8 @@ class Session:
         began = time.perf_counter()
         updates = play_round(server, self.transport, self.record)
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        if promises := guarantees(server, self.record):
+            row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
         if server.round % place.evaluate_every == 0 or server.round == place.rounds:
             scored = evaluate(server, self.transport, self.federation, self.record)
@@ -214,6 +217,7 @@ def prepare(
     resources = granted(federation, place, "server")
     server = open_server(method, place, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(federation.sites), options.policy
+    check_protection(server)
     workers = workers_for(options, server, federation)
     plan = Plan(config, method, federation, record.store, workers, options.policy, compute)
     best = "pool" if workers > 1 else "inprocess"
@@ -252,7 +256,17 @@ def _facts(server: Server, record: Record) -> Row:
         "bytes": {"train": record.traffic("train"), "total": record.traffic()},
         "seconds": sum(row["seconds"] for row in record.metrics),
         "lost": record.losses(),
-    }
+    } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
+
+
+def guarantees(server: Server, record: Record) -> dict[str, Row]:
+    """What the parts that protect a site have promised so far; noted in the ledger."""
+    out: dict[str, Row] = {}
+    for part in server.method.parts:
+        if part.protects:
+            out[part.name] = dict(part.guarantee(server, record.visits()))
+            record.guaranteed(server.round, part.name, out[part.name])
+    return out
 
 
 def keep_best(server: Server, record: Record, row: Row) -> None:

@@ -11,7 +11,7 @@ from fedshift import tree
 from fedshift.tree import Tree
 
 Scalar = bool | int | float | str
-Task = Literal["enrol", "train", "statistics", "score", "assess", "donate"]
+Task = Literal["enrol", "train", "statistics", "score", "assess", "donate", "talk"]
 
 
 @dataclass(frozen=True, slots=True)

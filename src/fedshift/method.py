@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedshift.server import Server
 
 Named = Iterable[tuple[str, nn.Parameter]]
+Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]  # letters by client to who answered what
 RESERVED = {"net", "previous", "trained", "optimiser"}  # the core's own entries of client state
 
 
@@ -115,12 +116,39 @@ class Part(Declares):
         """After the last batch: write state, return payload."""
         return {}
 
+    def seal(self, client: Client, update: Update) -> Update:
+        """What leaves the site in place of its reply to training; chains in the order of parts."""
+        return update
+
+    def answer(self, client: Client) -> Tree:
+        """Reply to what the server half asked in an exchange beside training, see ``convene``."""
+        return {}
+
     # server
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
         """Round 0: what the server makes of the summaries."""
 
     def send(self, server: Server, client: str) -> Tree:
         """Payload for one client."""
+        return {}
+
+    def convene(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
+        """Before the mail of a round: exchanges of this part; returns who goes on."""
+        return cohort
+
+    def vet(self, server: Server, update: Update) -> str:
+        """Why an update is to be refused, in words; empty: it is not."""
+        return ""
+
+    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+        """What the method sees in place of the updates; chains against the order of the parts."""
+        return updates
+
+    def require(self, server: Server) -> None:
+        """Before round 0, of parts that protect: raise if the promise cannot be kept here."""
+
+    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+        """Which privacy the run has given so far, as JSON; ``visits`` counts mail by client."""
         return {}
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
@@ -222,7 +250,7 @@ class Method:
     @property
     def streams(self) -> bool:
         """Whether no part wants to see all updates of a round at once."""
-        hooks = ("merge", "personal")
+        hooks = ("merge", "personal", "unseal")
         return all(getattr(type(p), h) is getattr(Part, h) for p in self.parts for h in hooks)
 
     @property

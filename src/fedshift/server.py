@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -152,6 +153,23 @@ def collect(
     return [update.own() if transport.borrows else update for update in replies]
 
 
+def talk(
+    server: Server,
+    transport: Transport,
+    observer: Observer,
+    part: Part,
+    letters: Mapping[str, Tree],
+) -> dict[str, Tree]:
+    """An exchange of one part beside training: a letter to each client, and who answered what."""
+    mail = [
+        Broadcast(client, "talk", server.round, payload=tree.prefixed(part.name, letter))
+        for client, letter in sorted(letters.items())
+    ]
+    replies = answers(server, transport, mail, observer)
+    owned = (u.own() if transport.borrows else u for u in replies)
+    return {u.client: tree.under(part.name, u.payload) for u in owned}
+
+
 def enrol(server: Server, transport: Transport, clients: Iterable[str], observer: Observer) -> None:
     """Round 0: every client introduces itself once."""
     clients = list(clients)
@@ -192,6 +210,9 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
+    ask = partial(talk, server, transport, observer)
+    for part in method.parts:
+        cohort = list(part.convene(server, cohort, partial(ask, part)))
     replies = exchange(server, transport, "train", cohort, observer)
     server.participants = len(cohort)
     with seeds.fork(server.seed, server.round, "server"):
@@ -200,10 +221,13 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
         else:
             updates = [u.own() if transport.borrows else u for u in replies]
             server.participants = len(updates)
+            seen: Sequence[Update] = updates
+            for part in reversed(method.parts):
+                seen = part.unseal(server, seen, partial(ask, part))
             for part in method.parts:
-                part.merge(server, updates)
-            server.shared = method.aggregate(server, updates)
-            for client, entries in method.personal(server, updates).items():
+                part.merge(server, seen)
+            server.shared = method.aggregate(server, seen)
+            for client, entries in method.personal(server, seen).items():
                 server.personal.save(client, server.round, {"net": entries})
         if scenario.bn == "recompute":
             recompute_statistics(server, transport, [u.client for u in updates], observer)

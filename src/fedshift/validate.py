@@ -30,6 +30,7 @@ def objection(server: Server, asked: Broadcast, update: Update) -> str:
         or _wrong_entries(server, "personal", update.personal, own(server, update.task))
         or _wrong_payload(server, update)
         or _not_finite(update)
+        or next(filter(None, (part.vet(server, update) for part in server.method.parts)), "")
     )
 
 
@@ -38,8 +39,9 @@ def uploaded(server: Server, task: str) -> set[str]:
     statistics = batch_norm_buffers(server.net) & server.shared.keys()
     if task == "statistics":
         return statistics
-    recomputed = statistics if server.scenario.bn == "recompute" else set()
-    return set(server.shared) - recomputed if task == "train" else set()
+    if task != "train" or any(part.conceals for part in server.method.parts):
+        return set()
+    return set(server.shared) - (statistics if server.scenario.bn == "recompute" else set())
 
 
 def own(server: Server, task: str) -> set[str]:
@@ -97,7 +99,7 @@ def _wrong_entries(
 
 
 def _wrong_payload(server: Server, update: Update) -> str:
-    if update.payload and update.task not in ("enrol", "train"):
+    if update.payload and update.task not in ("enrol", "train", "talk"):
         return f"{update.task!r} has no payload, but {next(iter(update.payload))} is there"
     known = {part.name for part in server.method.parts}
     for key in update.payload:

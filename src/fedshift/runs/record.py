@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,16 @@ class Record:
         )
         if self.on_loss is not None:
             self.on_loss(lost)
+
+    def guaranteed(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
+        """Which privacy the run has given by the end of a round."""
+        row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
+        self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
+
+    def visits(self) -> Counter[str]:
+        """How often each client was asked to train, repetitions included."""
+        rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
+        return Counter(row["client"] for row in rows)
 
     def losses(self) -> dict[str, list[Row]]:
         """Who was lost when, and why; by client."""

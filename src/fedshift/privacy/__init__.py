@@ -1,0 +1,1 @@
+"""What a site may keep to itself: differential privacy and secure aggregation, as parts."""

@@ -1,0 +1,165 @@
+"""Differential privacy of a site: updates are clipped, and noise hides any one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift import tree
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.errors import ConfigError
+from fedshift.message import Update
+from fedshift.method import Ask, Part
+from fedshift.net import Net, Scope
+from fedshift.privacy.accountant import epsilon, require_library
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Part):
+    """What both kinds have in common; subclasses say where the noise is added.
+
+    Buffers, integers included, stay at the site: they are private, so no statistic of the data
+    leaves without noise, and none is spoilt by it.
+    """
+
+    clip: float = setting(1.0, "largest L2 norm of an update, over all trained entries", low=1e-12)
+    noise: float = setting(1.0, "standard deviation of the noise, in units of clip", low=0.0)
+    delta: float = setting(1e-5, "chance that epsilon does not hold", low=1e-300, high=0.5)
+    randomness: str = setting(
+        "seed",
+        "seed: repeatable, whoever knows the seed can take the noise off; system: secret",
+        choices=("seed", "system"),
+    )
+    protects = True
+
+    def require(self, server: Server) -> None:
+        """The accountant has to be there before the first round."""
+        require_library()
+
+    def scope(self, net: Net) -> Mapping[str, Scope]:
+        """Everything that is not trained stays at the site."""
+        trained = {name for name, _ in net.named_parameters()}
+        return dict.fromkeys(net.state_dict().keys() - trained, Scope.PRIVATE)
+
+    def promise(self, spent: float) -> dict[str, Any]:
+        """What goes to the ledger and the summary; null: no bound."""
+        return {
+            "epsilon": spent if math.isfinite(spent) else None,
+            "delta": self.delta,
+            "clip": self.clip,
+            "noise": self.noise,
+            "randomness": self.randomness,
+        }
+
+
+@dataclass(frozen=True)
+class CentralDP(GaussianNoise):
+    """theta + (sum_k min(1, C / |d_k|) d_k + sigma C N(0, I)) / n with d_k = theta_k - theta.
+
+    The server is trusted; the model that it publishes is covered (McMahan et al., ICLR 2018,
+    Algorithm 1, with cohorts of fixed size). Every site counts the same, however large it is.
+    """
+
+    neighbours: str = setting(
+        "replace",
+        "what one site may change: replace its data, or zero-out (full participation only)",
+        choices=("replace", "zero-out"),
+    )
+    hides = True
+    needs_individual_updates = True
+
+    def require(self, server: Server) -> None:
+        """The accountant has to be there, and to have a bound for such cohorts."""
+        self._epsilon(server, 1)
+
+    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+        """One update, which is the noisy mean."""
+        theta = tree.pick(server.shared, server.parameters)
+        total = tree.zeros_like(theta)
+        for update in updates:
+            total = tree.add(total, clipped(tree.sub(theta_k(update, theta), theta), self.clip))
+        generator = self._generator(server)
+        scale = self.noise * self.clip
+        mean = {k: (v + scale * gauss(v, generator)) / len(updates) for k, v in total.items()}
+        examples = sum(u.examples for u in updates)
+        shared = tree.add(theta, mean)
+        return [Update("everybody", "train", server.round, shared=shared, examples=examples)]
+
+    def _generator(self, server: Server) -> torch.Generator:
+        return server.generator(self.name) if self.randomness == "seed" else secret_generator()
+
+    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+        """Of the model after this round."""
+        return self.promise(self._epsilon(server, server.round)) | {"neighbours": self.neighbours}
+
+    def _epsilon(self, server: Server, rounds: int) -> float:
+        sites = len(server.sites)
+        cohort = server.scenario.cohort_size(sites)
+        return epsilon(
+            self.noise,
+            rounds,
+            delta=self.delta,
+            cohort=cohort,
+            sites=sites,
+            neighbours=self.neighbours,
+        )
+
+
+@dataclass(frozen=True)
+class LocalDP(GaussianNoise):
+    """theta + min(1, C / |d_k|) d_k + sigma C N(0, I), before anything leaves the site.
+
+    Nobody is trusted: each update is covered by itself, and so is all that is made of it. The price
+    is noise that is larger than the central one by the root of the number of sites.
+    """
+
+    def seal(self, client: Client, update: Update) -> Update:
+        """Clip and hide the update; losses by name do not leave either."""
+        if loose := sorted(update.payload) + sorted(update.personal):
+            raise ConfigError(
+                f"client {client.id}: {loose[0]} would leave without noise; {self.name} covers the "
+                "shared weights only: leave out the part that sends it"
+            )
+        theta = tree.pick(client.received, update.shared)
+        step = clipped(tree.sub(update.shared, theta), self.clip)
+        generator = client.generator(self.name) if self.randomness == "seed" else secret_generator()
+        scale = self.noise * self.clip
+        shared = {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in update.shared}
+        return dataclasses.replace(update, shared=shared, metrics={})
+
+    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+        """Of the site that was asked most often; who takes part is no secret."""
+        most = max(visits.values(), default=0)
+        spent = epsilon(self.noise, most, delta=self.delta)
+        return self.promise(spent) | {"neighbours": "replace", "updates": most}
+
+
+def theta_k(update: Update, keys: Mapping[str, Tensor]) -> Tree:
+    """The trained entries of an update, in the order of ``keys``."""
+    return {key: update.shared[key] for key in keys}
+
+
+def clipped(step: Tree, clip: float) -> Tree:
+    """``step`` scaled to an L2 norm of at most ``clip`` over all entries together."""
+    norm = float(torch.nn.utils.get_total_norm(v.double() for v in step.values()))
+    return step if norm <= clip else {k: v * (clip / norm) for k, v in step.items()}
+
+
+def gauss(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers in the shape and dtype of ``like``."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+
+def secret_generator() -> torch.Generator:
+    """A generator that nobody can repeat."""
+    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)

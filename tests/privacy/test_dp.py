@@ -1,0 +1,235 @@
+"""Clipping, noise, what leaves a site, and who is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift import faults
+from fedshift.client import Client
+from fedshift.errors import ConfigError
+from fedshift.experiment import Options, execute
+from fedshift.faults import Policy
+from fedshift.message import Lost, Update
+from fedshift.method import Method, Part
+from fedshift.privacy.accountant import epsilon
+from fedshift.privacy.dp import CentralDP, LocalDP
+from fedshift.registry import build
+from fedshift.runs.config import configure
+from fedshift.testing import numbers, play, require_same, start, tiny_scenario
+
+STILL = {"lr": 1e-12, "steps": 1}  # so small a rate moves no bit
+
+
+def updates(session, round_):
+    seen = [m for m in session.transport.seen if isinstance(m, Update)]
+    return [m for m in seen if (m.task, m.round) == ("train", round_)]
+
+
+def steps(session, theta):
+    """Each client's theta_k - theta, flat, in float64."""
+    return [
+        np.concatenate([(u.shared[k] - theta[k]).double().numpy().ravel() for k in theta])
+        for u in updates(session, 1)
+    ]
+
+
+def flat(shared, theta):
+    return np.concatenate([(shared[k] - theta[k]).double().numpy().ravel() for k in theta])
+
+
+def test_with_a_wide_clip_and_no_noise_it_is_the_plain_mean():
+    private = play(start("central-dp[clip=1e6, noise=0]"))
+    plain = play(start("fedavg", bn="local", weights="uniform"))
+    for key, value in plain.server.shared.items():
+        torch.testing.assert_close(private.server.shared[key], value, rtol=1e-5, atol=1e-6)
+        assert private.server.shared[key].dtype == value.dtype
+
+
+@pytest.mark.parametrize("clip", [0.05, 0.15])
+def test_every_site_is_clipped_over_all_trained_entries_together(clip):
+    session = start(f"central-dp[clip={clip}, noise=0]")
+    theta = dict(session.server.shared)
+    play(session, 1)
+    rows = steps(session, theta)
+    norms = [np.linalg.norm(row) for row in rows]
+    assert max(norms) > clip
+    expected = np.mean(
+        [row * min(1.0, clip / n) for row, n in zip(rows, norms, strict=True)], axis=0
+    )
+    np.testing.assert_allclose(flat(session.server.shared, theta), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_the_noise_of_the_mean_is_sigma_clip_over_n():
+    session = start("central-dp[clip=0.5, noise=0.2]", **STILL)
+    theta = dict(session.server.shared)
+    play(session, 1)
+    noise = flat(session.server.shared, theta)
+    assert noise.std() == pytest.approx(0.2 * 0.5 / 4, rel=0.05)
+    assert abs(noise.mean()) < 4 * noise.std() / len(noise) ** 0.5
+
+
+def test_the_noise_of_a_site_is_sigma_clip():
+    session = start("local-dp[clip=0.5, noise=0.2]", **STILL)
+    theta = dict(session.server.shared)
+    play(session, 1)
+    rows = steps(session, theta)
+    for row in rows:
+        assert row.std() == pytest.approx(0.2 * 0.5, rel=0.05)
+    assert abs(np.corrcoef(rows)[np.triu_indices(4, 1)]).max() < 0.1  # each has its own
+
+
+def test_a_site_clips_before_anything_leaves():
+    session = start("local-dp[clip=0.05, noise=0]")
+    theta = dict(session.server.shared)
+    play(session, 1)
+    for row in steps(session, theta):
+        assert np.linalg.norm(row) == pytest.approx(0.05, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["central-dp", "local-dp"])
+def test_buffers_stay_at_the_site(method):
+    session = play(start(method), 1)
+    trained = {name for name, _ in session.server.net.named_parameters()}
+    for message in session.transport.seen:
+        assert message.shared.keys() <= trained
+        assert not message.personal
+    assert session.server.shared.keys() == trained
+
+
+def test_losses_of_a_site_do_not_leave_it_in_the_clear():
+    session = play(start("local-dp"), 1)
+    assert [u.metrics for u in updates(session, 1)] == [{}] * 4
+
+
+@pytest.mark.parametrize("method", ["central-dp", "local-dp"])
+def test_secret_noise_cannot_be_repeated(method):
+    first, second = (play(start(f"{method}[randomness=system]"), 1).server.shared for _ in "ab")
+    assert not any(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_server_optimisers_stand_on_the_noisy_mean():
+    session = start("fedavgm + central-dp[clip=0.5, noise=0.2]", **STILL)
+    theta = dict(session.server.shared)
+    play(session, 1)
+    assert flat(session.server.shared, theta).std() == pytest.approx(0.2 * 0.5 / 4, rel=0.05)
+
+
+def test_epsilon_is_in_metrics_ledger_and_summary_by_round(tmp_path):
+    config, whole = configure("central-dp[noise=3]", tiny_scenario())
+    result = execute(config, whole, tmp_path / "run", Options())
+    rows = [json.loads(r) for r in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    told = [r["guarantee"]["epsilon"] for r in rows if r["task"] == "privacy"]
+    assert told == [epsilon(3.0, t, delta=1e-5) for t in (1, 2, 3)]
+    assert [r["privacy"]["central-dp"]["epsilon"] for r in result.history] == told
+    assert result.summary["privacy"]["central-dp"]["epsilon"] == told[-1]
+    assert result.summary["privacy"]["central-dp"]["delta"] == 1e-5
+
+
+def test_no_noise_is_told_as_no_bound():
+    row = play(start("central-dp[noise=0]"), 1).record.metrics[-1]
+    assert row["privacy"]["central-dp"]["epsilon"] is None
+
+
+def test_central_noise_counts_the_sampling():
+    row = play(start("central-dp[noise=3]", clients_per_round=2), 2).record.metrics[-1]
+    expected = epsilon(3.0, 2, delta=1e-5, cohort=2, sites=4)
+    assert row["privacy"]["central-dp"]["epsilon"] == expected
+
+
+def test_local_noise_counts_the_visits_of_the_busiest_site():
+    session = play(start("local-dp[noise=3]", clients_per_round=1, rounds=6))
+    trained = [u.client for t in range(1, 7) for u in updates(session, t)]
+    most = max(trained.count(c) for c in trained)
+    assert 1 < most < 6
+    told = session.record.metrics[-1]["privacy"]["local-dp"]
+    assert told["updates"] == most
+    assert told["epsilon"] == epsilon(3.0, most, delta=1e-5)
+
+
+def test_an_update_that_was_asked_for_twice_is_spent_twice(monkeypatch):
+    monkeypatch.setattr(faults, "FIRST_PAUSE", 0.001)
+    session = start("local-dp")
+    session.server.policy = Policy("wait", timeout=10)
+    real, dropped = session.transport.deliver, []
+
+    def once(mail):
+        for reply in real(mail):
+            if reply.client == "dark-0" and not dropped:
+                dropped.append(reply)
+                yield Lost(reply.client, reply.task, reply.round, "torn off")
+            else:
+                yield reply
+
+    monkeypatch.setattr(session.transport, "deliver", once)
+    play(session, 1)
+    assert session.record.metrics[-1]["privacy"]["local-dp"]["updates"] == 2
+
+
+def test_a_resumed_run_has_spent_as_much(tmp_path):
+    whole = play(start("local-dp"))
+    play(start("local-dp", path=tmp_path / "run"), 1)
+    resumed = play(start("local-dp", path=tmp_path / "run"))
+    assert numbers(resumed) == numbers(whole)
+    require_same(whole, resumed, "uninterrupted and resumed")
+
+
+REFUSED = {
+    "scaffold + central-dp": r"control-variates reads single updates \(its 'merge'\)",
+    "fpl + central-dp": r"also sends class means of features",
+    "groupdro + central-dp": r"also sends training loss of the received model",
+    "fedheal + central-dp": r"needs single updates",
+    "csac + central-dp": r"divergence-fusion needs single updates",
+    "fednova + central-dp": r"normalised-mean is not a plain mean",
+    "groupdro + local-dp": r"local-dp cannot be used here: loss-probe also sends",
+    "fdse + local-dp": r"is personal and leaves the site by itself",
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_what_is_not_covered_is_refused_by_name_before_round_0(method):
+    with pytest.raises(ConfigError, match=REFUSED[method]):
+        start(method)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"newcomer": "mean"}, "give their private entries away"),
+        ({"analyses": ("group-effect",)}, "group-effect looks at single updates"),
+    ],
+)
+def test_so_is_a_scenario_that_asks_for_more(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        start("central-dp", **changes)
+
+
+def test_a_sampled_cohort_has_no_zero_out_bound():
+    with pytest.raises(ConfigError, match="2 of 4 are sampled"):
+        start("central-dp[neighbours=zero-out]", clients_per_round=2)
+
+
+@dataclass(frozen=True)
+class Gossip(Part):
+    """Declares nothing and sends all the same."""
+
+    def finish(self, client: Client):
+        return {"mean": client.site.data.train.labels.double().mean()}
+
+
+def test_payload_that_nobody_declared_does_not_leave_the_site():
+    session = start(Method((Gossip(), LocalDP())))
+    with pytest.raises(ConfigError, match=r"client dark-0: gossip/mean would leave without noise"):
+        play(session)
+    assert not updates(session, 1)
+
+
+def test_private_layers_and_local_losses_stand_beside_it():
+    session = play(start("fedbn + proximal + mixup + central-dp[noise=0.1]"), 1)
+    assert "block1.1.weight" not in session.server.shared
+    assert [p.name for p in build("moon + local-dp").parts][-1] == LocalDP().name
+    assert CentralDP().name == "central-dp"

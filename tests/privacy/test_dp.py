@@ -11,7 +11,7 @@ import torch
 
 from fedshift import faults
 from fedshift.client import Client
-from fedshift.errors import ConfigError
+from fedshift.errors import ConfigError, RunError
 from fedshift.experiment import Options, execute
 from fedshift.faults import Policy
 from fedshift.message import Lost, Update
@@ -226,6 +226,11 @@ def test_payload_that_nobody_declared_does_not_leave_the_site():
     with pytest.raises(ConfigError, match=r"client dark-0: gossip/mean would leave without noise"):
         play(session)
     assert not updates(session, 1)
+
+
+def test_nor_does_the_server_take_it():
+    with pytest.raises(RunError, match=r"client dark-0 .* 'gossip/mean' is not covered by central"):
+        play(start(Method((Gossip(), CentralDP()))))
 
 
 def test_private_layers_and_local_losses_stand_beside_it():

@@ -1,9 +1,10 @@
-"""Differential privacy as methods of one part, to be added to others; see docs/privacy.md."""
+"""Differential privacy and secure aggregation, to be added to other methods: docs/privacy.md."""
 
 from __future__ import annotations
 
 from fedshift.method import Method
 from fedshift.privacy.dp import CentralDP, LocalDP
+from fedshift.privacy.secure import SecureAggregation
 from fedshift.registry import register
 
 
@@ -17,3 +18,9 @@ def central_dp() -> Method:
 def local_dp() -> Method:
     """FedAvg whose sites add noise before anything leaves them; nobody is trusted."""
     return Method((LocalDP(),))
+
+
+@register("secure-aggregation", paper="Bonawitz et al., CCS 2017")
+def secure_aggregation() -> Method:
+    """FedAvg whose server learns the sum of the updates and none of them."""
+    return Method((SecureAggregation(),))

@@ -12,7 +12,7 @@ from fedshift.method import Part
 from fedshift.net import Scope
 from fedshift.server import Server
 
-SENDING = ("enrol", "probe")
+SENDING = ("enrol",)  # what training sends is looked at when it is sealed or vetted
 READING = ("merge", "personal")
 
 

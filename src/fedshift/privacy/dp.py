@@ -82,6 +82,11 @@ class CentralDP(GaussianNoise):
         """The accountant has to be there, and to have a bound for such cohorts."""
         self._epsilon(server, 1)
 
+    def vet(self, server: Server, update: Update) -> str:
+        """Nothing but the weights is covered."""
+        loose = next(iter(update.payload), "")
+        return f"payload {loose!r} is not covered by {self.name}" if loose else ""
+
     def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update, which is the noisy mean."""
         theta = tree.pick(server.shared, server.parameters)

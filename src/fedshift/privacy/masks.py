@@ -1,0 +1,128 @@
+"""Keys, masks and fixed-point numbers: what a sum of hidden vectors is made of.
+
+Arithmetic is modulo 2^64: unsigned integers of NumPy wrap around, so masks cancel exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedshift.errors import ConfigError, RunError
+from fedshift.privacy.shamir import PRIME
+
+Vector = npt.NDArray[np.uint64]
+KEY = 32  # bytes of keys and seeds
+NONCE = bytes(12)  # a key encrypts one message only
+
+
+def require_library() -> Any:
+    """The library that does the cryptography, or one line that says how to get it."""
+    try:
+        import cryptography.hazmat.primitives as library  # noqa: PLC0415  an extra
+    except ImportError:
+        raise ConfigError(
+            "secure aggregation needs the package cryptography; pip install fedshift[privacy]"
+        ) from None
+    return library
+
+
+def derive(secret: bytes, *names: object) -> bytes:
+    """A key of its own for each purpose: HKDF-SHA256."""
+    from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
+
+    info = "\x1f".join(str(n) for n in names).encode()
+    return HKDF(SHA256(), KEY, b"fedshift", info).derive(secret)
+
+
+def public_key(private: bytes) -> bytes:
+    """X25519."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # noqa: PLC0415
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes) -> bytes:
+    """The secret that two key pairs have in common."""
+    from cryptography.hazmat.primitives.asymmetric import x25519  # noqa: PLC0415
+
+    mine = x25519.X25519PrivateKey.from_private_bytes(private)
+    try:
+        return mine.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise RunError(f"a public key is not one of X25519 ({error})") from None
+
+
+def encrypt(key: bytes, text: bytes) -> bytes:
+    """ChaCha20-Poly1305 with a key that is used once."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
+
+    return ChaCha20Poly1305(key).encrypt(NONCE, text, None)
+
+
+def decrypt(key: bytes, sealed: bytes) -> bytes:
+    """Inverse of :func:`encrypt`; raises if a byte was changed."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, None)
+    except InvalidTag:
+        raise RunError("a share of a secret was changed on its way") from None
+
+
+def expand(seed: bytes, size: int) -> Vector:
+    """``size`` uniform numbers modulo 2^64: the stream of AES-256 in counter mode."""
+    from cryptography.hazmat.primitives.ciphers import Cipher  # noqa: PLC0415
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES  # noqa: PLC0415
+    from cryptography.hazmat.primitives.ciphers.modes import CTR  # noqa: PLC0415
+
+    stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(8 * size))
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
+
+
+class Draws:
+    """Uniform numbers below Shamir's prime, from a seed."""
+
+    def __init__(self, seed: bytes) -> None:
+        self.seed, self.count = seed, 0
+
+    def __call__(self) -> int:
+        """The next one; 128 bits more than the prime has, so that no number is favoured."""
+        self.count += 1
+        words = [derive(self.seed, self.count, i) for i in range(math.ceil((521 + 128) / 256))]
+        return int.from_bytes(b"".join(words), "little") % PRIME
+
+
+def quantise(values: Tensor, bits: int, terms: int) -> Vector:
+    """Fixed-point numbers with ``bits`` after the point, so that ``terms`` of them can be added."""
+    scaled = (values.double() * 2.0**bits).round()
+    limit = 2.0**62 / terms
+    if values.numel() and not float(scaled.abs().max()) < limit:
+        raise RunError(
+            f"a weighted entry is {float(values.abs().max()):g}, and {bits} bits after the point "
+            f"leave room for {limit / 2.0**bits:g}; lower bits of secure-aggregation"
+        )
+    found: Vector = scaled.to(torch.int64).numpy().view(np.uint64)
+    return found
+
+
+def real(total: Vector, bits: int) -> Tensor:
+    """Inverse of :func:`quantise`, for a sum; float64."""
+    return torch.from_numpy(total.view(np.int64).copy()).double() / 2.0**bits
+
+
+def to_tensor(data: bytes) -> Tensor:
+    """Bytes as they travel."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    """Inverse of :func:`to_tensor`."""
+    return tensor.numpy().tobytes()

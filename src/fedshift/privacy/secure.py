@@ -1,0 +1,253 @@
+"""Secure aggregation: the server learns the sum of the updates and none of them.
+
+Bonawitz et al., CCS 2017, Figure 4 against an honest-but-curious server (no signatures): pairwise
+masks that cancel in the sum, a mask of each site's own, and shares of both secrets so that sites
+may drop out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift import seeds, tree
+from fedshift.aggregate.weightings import ByExamples
+from fedshift.client import Client
+from fedshift.declare import setting
+from fedshift.errors import ConfigError, RunError
+from fedshift.message import Update
+from fedshift.method import Ask, Part
+from fedshift.privacy import masks, site
+from fedshift.privacy.masks import Vector, to_bytes, to_tensor
+from fedshift.privacy.shamir import join
+from fedshift.server import Server
+from fedshift.tree import Tree
+
+
+@dataclass(frozen=True)
+class SecureAggregation(Part):
+    """y_k = w_k theta_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj)  modulo 2^64.
+
+    Three exchanges beside training: ``keys`` (two public keys each), ``shares`` (of b_k and of the
+    mask key, encrypted for each other site) and, after training, ``unmask`` (shares of b_k of who
+    answered, of the mask key of who did not). Numbers are fixed-point; w_k is in the vector too. A
+    site sends 8 bytes per shared number instead of 4, and about 150 bytes per other site.
+    """
+
+    threshold: float = setting(
+        0.67, "part of the sites without which nothing is unmasked", low=0.5, high=1.0
+    )
+    bits: int = setting(24, "bits after the point", low=1, high=48)
+    randomness: str = setting(
+        "seed",
+        "seed: keys are derived from it, for simulation only; system: secret keys",
+        choices=("seed", "system"),
+    )
+    protects = True
+    hides = True
+    conceals = True
+    min_clients = 2
+
+    def require(self, server: Server) -> None:
+        """The library has to be there before the first round."""
+        masks.require_library()
+
+    def needed(self, sites: int) -> int:
+        """How many shares give a secret back."""
+        return max(2, math.ceil(self.threshold * sites))
+
+    # client
+    def enrol(self, client: Client) -> Tree:
+        """Draw the secret that all keys of this site derive from; it never leaves."""
+        if self.randomness == "system":
+            client.state[self.name] = {"secret": to_tensor(os.urandom(masks.KEY))}
+        return {}
+
+    def secrets(self, client: Client, nonce: Tensor) -> site.Secrets:
+        """The site's keys of this round."""
+        kept = client.state[self.name].get("secret")
+        word = repr((client.seed, client.id)).encode() if kept is None else to_bytes(kept)
+        return site.Secrets(client.id, masks.derive(word, to_bytes(nonce).hex()))
+
+    def answer(self, client: Client) -> Tree:
+        """Keys, shares or unmasking, as asked."""
+        letter = client.mail(self)
+        own = self.secrets(client, letter["nonce"])
+        if answered := tree.under("answered", letter):
+            return own.unmask(letter, {c for c, yes in answered.items() if bool(yes)}, self.needed)
+        keys = tree.under("encryption", letter)
+        return own.shares(keys, self.needed(len(keys))) if keys else own.keys()
+
+    def seal(self, client: Client, update: Update) -> Update:
+        """Only the masked vector leaves."""
+        if loose := sorted(update.payload) + sorted(update.personal):
+            raise ConfigError(
+                f"client {client.id}: {loose[0]} would leave in the clear; {self.name} covers the "
+                "shared entries only: leave out the part that sends it"
+            )
+        letter = client.mail(self)
+        peers = tree.under("mask", letter)
+        weight = int(letter["weight"])
+        values = torch.cat([v.double().flatten() for v in in_order(update.shared).values()])
+        plain = np.append(masks.quantise(values * weight, self.bits, len(peers)), np.uint64(weight))
+        hidden = plain + self.secrets(client, letter["nonce"]).mask(peers, len(plain))
+        payload = {f"{self.name}/masked": torch.from_numpy(hidden.view(np.int64))}
+        return dataclasses.replace(update, shared={}, payload=payload, steps=0, metrics={})
+
+    # server
+    def convene(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
+        """Advertise and share keys; who does both goes on."""
+        nonce = self.nonce(server)
+        server.state[self.name] = {}
+        found = ask({c: {"nonce": nonce} for c in cohort})
+        keys = tree.merge(
+            {f"{kind}/{c}": answer[kind] for kind in ("encryption", "mask")}
+            for c, answer in found.items()
+        )
+        letter = {"nonce": nonce} | {k: v for k, v in keys.items() if k.startswith("encryption/")}
+        server.state[self.name] = letter | keys
+        shared = ask(dict.fromkeys(found, letter))
+        require_enough(len(shared), self.needed(len(found)), len(cohort))
+        sealed = {
+            f"share/{to}/{c}": box for c, boxes in shared.items() for to, box in boxes.items()
+        }
+        server.state[self.name] |= sealed
+        return sorted(shared)
+
+    def nonce(self, server: Server) -> Tensor:
+        """Names this attempt at a round: keys are never used for two."""
+        if self.randomness == "system":
+            return to_tensor(os.urandom(16))
+        return to_tensor(seeds.derive(server.seed, server.round, self.name).to_bytes(16, "little"))
+
+    def send(self, server: Server, client: str) -> Tree:
+        """The mask keys of the others, and by what the site weighs its update."""
+        state = server.state[self.name]
+        by_examples = isinstance(server.method.aggregate.weighting(server), ByExamples)
+        weight = server.roster[client].examples if by_examples else 1
+        going = tree.under(f"share/{client}", state)
+        peers = {f"mask/{c}": state[f"mask/{c}"] for c in sorted(going)}
+        return {"nonce": state["nonce"], "weight": torch.tensor(weight)} | peers
+
+    def vet(self, server: Server, update: Update) -> str:
+        """Exactly the entries that are due, each as long as it has to be."""
+        told = tree.under(self.name, update.payload)
+        if update.task == "train":
+            size = 1 + sum(v.numel() for v in in_order(server.shared).values())
+            return wrong(told, dict.fromkeys(["masked"], (size, torch.int64)))
+        if update.task != "talk":
+            return ""
+        state = server.state[self.name]
+        boxes = tree.under(f"share/{update.client}", state)
+        if boxes:
+            bare = {key.partition("/")[2]: value for key, value in told.items()}
+            return wrong(bare, dict.fromkeys(boxes, (site.SHARE, torch.uint8)))
+        if keys := tree.under("encryption", state):
+            return wrong(told, dict.fromkeys(keys, (site.BOX, torch.uint8)))
+        return wrong(told, dict.fromkeys(["encryption", "mask"], (masks.KEY, torch.uint8)))
+
+    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+        """One update, which is the weighted mean."""
+        vectors = {u.client: masked_of(u, self.name) for u in updates}
+        total = sum_of(vectors) - self.masks_left(server, vectors, ask)
+        weight = int(total[-1])
+        values = masks.real(total[:-1], self.bits) / weight  # (P,)
+        like = in_order(server.shared)
+        pieces = values.split([v.numel() for v in like.values()])
+        mean = {
+            k: piece.view(v.shape).to(v.dtype)
+            for (k, v), piece in zip(like.items(), pieces, strict=True)
+        }
+        examples = sum(u.examples for u in updates)
+        shared = server.shared | mean
+        return [Update("everybody", "train", server.round, shared=shared, examples=examples)]
+
+    def masks_left(self, server: Server, vectors: Mapping[str, Vector], ask: Ask) -> Vector:
+        """What does not cancel in the sum: own masks, and those shared with who dropped out."""
+        state = server.state[self.name]
+        letters = {c: self._unmask_letter(state, c, vectors) for c in vectors}
+        going = set(tree.under("answered", next(iter(letters.values()))))
+        needed = self.needed(len(tree.under("encryption", state)))
+        require_enough(len(vectors), needed, len(going))
+        told = ask(letters)
+        require_enough(len(told), needed, len(going))
+        size = len(next(iter(vectors.values())))
+        left = np.zeros(size, dtype=np.uint64)
+        for client in sorted(vectors):
+            left += masks.expand(recovered(told.values(), f"self/{client}"), size)
+        for gone in sorted(going - vectors.keys()):
+            key = recovered(told.values(), f"pair/{gone}")
+            peers = {c: state[f"mask/{c}"] for c in vectors}
+            left -= site.pairwise(key, gone, peers, size)
+        counts = {"sites": len(vectors), "dropped": len(going) - len(vectors), "needed": needed}
+        server.state[self.name] = {k: torch.tensor(v) for k, v in counts.items()}
+        return left
+
+    @staticmethod
+    def _unmask_letter(state: Tree, client: str, answered: Mapping[str, Vector]) -> Tree:
+        boxes = tree.under(f"share/{client}", state)
+        flags = {f"answered/{c}": torch.tensor(c in answered) for c in boxes}
+        keys = {k: v for k, v in state.items() if k.startswith("encryption/") or k == "nonce"}
+        return keys | tree.prefixed("share", boxes) | flags
+
+    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+        """How many sites the last sum was made of."""
+        told = {k: int(v) for k, v in server.state[self.name].items()}
+        return told | {"bits": self.bits, "randomness": self.randomness}
+
+
+def in_order(entries: Mapping[str, Tensor]) -> Tree:
+    """The numbers that are summed: counters are not."""
+    return {k: v for k, v in sorted(entries.items()) if v.is_floating_point()}
+
+
+def wrong(found: Tree, due: Mapping[str, tuple[int, torch.dtype]]) -> str:
+    """Why ``found`` is not what is due: names, lengths and types; empty if it is."""
+    if found.keys() != due.keys():
+        return f"it holds {len(found)} secret entries, and {len(due)} others are due"
+    for key, (size, dtype) in due.items():
+        if found[key].shape != (size,) or found[key].dtype != dtype:
+            return f"{key} has shape {tuple(found[key].shape)} of {found[key].dtype}, not ({size},)"
+    return ""
+
+
+def masked_of(update: Update, part: str) -> Vector:
+    """The vector of one site."""
+    found: Vector = update.payload[f"{part}/masked"].numpy().view(np.uint64)
+    return found
+
+
+def sum_of(vectors: Mapping[str, Vector]) -> Vector:
+    """Modulo 2^64."""
+    total = np.zeros_like(next(iter(vectors.values())))
+    for vector in vectors.values():
+        total += vector
+    return total
+
+
+def recovered(told: Any, key: str) -> bytes:
+    """A secret of 32 bytes from everybody's share of it."""
+    pairs = [site.read_share(to_bytes(answer[key])) for answer in told if key in answer]
+    try:
+        return join(pairs).to_bytes(masks.KEY, "little")
+    except OverflowError:
+        raise RunError(
+            f"the shares of {key} do not fit together; a site sent a wrong one"
+        ) from None
+
+
+def require_enough(found: int, needed: int, asked: int) -> None:
+    """Fewer than the threshold cannot be summed."""
+    if found < needed:
+        raise RunError(
+            f"{found} of {asked} sites are left, and secure-aggregation needs {needed}; lower its "
+            "threshold, or wait for the others with --on-loss wait"
+        )

@@ -1,0 +1,41 @@
+"""Secrets in shares: any ``threshold`` of them give the secret back, fewer tell nothing.
+
+Shamir, Communications of the ACM 1979, over the integers modulo a prime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+PRIME = 2**521 - 1  # larger than any secret of 64 bytes
+SIZE = 66  # bytes of a value
+Share = tuple[int, int]  # x, and the polynomial's value there
+
+
+def split(secret: int, places: Sequence[int], threshold: int, draw: Callable[[], int]) -> list[int]:
+    """Values at ``places`` (from 1 on) of a random polynomial of degree ``threshold`` - 1.
+
+    Its value at 0 is ``secret``; ``draw`` gives uniform numbers below the prime.
+    """
+    coefficients = [secret, *(draw() for _ in range(threshold - 1))]
+    return [_evaluate(coefficients, place) for place in places]
+
+
+def _evaluate(coefficients: Iterable[int], x: int) -> int:
+    out = 0
+    for a in reversed(list(coefficients)):
+        out = (out * x + a) % PRIME
+    return out
+
+
+def join(shares: Sequence[Share]) -> int:
+    """The secret: Lagrange's polynomial through the shares at 0."""
+    total = 0
+    for x, y in shares:
+        above, below = 1, 1
+        for other, _ in shares:
+            if other != x:
+                above = above * -other % PRIME
+                below = below * (x - other) % PRIME
+        total = (total + y * above * pow(below, -1, PRIME)) % PRIME
+    return total

@@ -210,9 +210,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
-    ask = partial(talk, server, transport, observer)
-    for part in method.parts:
-        cohort = list(part.convene(server, cohort, partial(ask, part)))
+    cohort = convene(server, transport, cohort, observer)
     replies = exchange(server, transport, "train", cohort, observer)
     server.participants = len(cohort)
     with seeds.fork(server.seed, server.round, "server"):
@@ -223,7 +221,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
             server.participants = len(updates)
             seen: Sequence[Update] = updates
             for part in reversed(method.parts):
-                seen = part.unseal(server, seen, partial(ask, part))
+                seen = part.unseal(server, seen, partial(talk, server, transport, observer, part))
             for part in method.parts:
                 part.merge(server, seen)
             server.shared = method.aggregate(server, seen)
@@ -236,6 +234,15 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
             part.refine(server)
         server.shared = tree.to(server.shared, "cpu")
     return updates
+
+
+def convene(
+    server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
+) -> list[str]:
+    """What the parts have to settle with a cohort before its mail; who goes on."""
+    for part in server.method.parts:
+        cohort = part.convene(server, cohort, partial(talk, server, transport, observer, part))
+    return list(cohort)
 
 
 def streams(server: Server) -> bool:

@@ -30,7 +30,7 @@ from fedshift.net import Scope
 from fedshift.registry import register_dataset
 from fedshift.runs.config import configure
 from fedshift.scenario import Scenario
-from fedshift.server import collect
+from fedshift.server import collect, convene
 from fedshift.transports.inprocess import InProcess
 from fedshift.tree import Tree
 
@@ -217,7 +217,8 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(start(method, path=path), finished)
             killed.server.round += 1  # half a round: clients have written, nothing is committed
-            collect(killed.server, killed.transport, "train", ["dark-0", "dark-1"], killed.record)
+            first = convene(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
+            collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(start(method, path=path))
             require_same(whole, resumed, f"uninterrupted and killed after round {finished}")
 

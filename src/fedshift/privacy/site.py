@@ -69,7 +69,8 @@ class Secrets:
 
     def mask(self, peers: Mapping[str, Tensor], size: int) -> Vector:
         """What hides this site's vector: its own mask and those it has in common with others."""
-        return masks.expand(self.own_mask, size) + pairwise(self.mask_key, self.name, peers, size)
+        out = pairwise(self.mask_key, self.name, peers, size)
+        return np.add(out, masks.expand(self.own_mask, size), out=out)
 
     def unmask(self, letter: Tree, answered: set[str], needed: Callable[[int], int]) -> Tree:
         """Shares of b_k of who answered, of the mask key of who did not; never both of one."""
@@ -93,8 +94,8 @@ def pairwise(key: bytes, name: str, peers: Mapping[str, Tensor], size: int) -> V
     out = np.zeros(size, dtype=np.uint64)
     for peer in sorted(peers.keys() - {name}):
         common = masks.derive(masks.agree(key, to_bytes(peers[peer])), "mask")
-        mask = masks.expand(common, size)
-        out = out + mask if peer > name else out - mask
+        change = np.add if peer > name else np.subtract
+        change(out, masks.expand(common, size), out=out)
     return out
 
 

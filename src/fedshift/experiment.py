@@ -23,7 +23,7 @@ from fedshift.message import Lost, Update
 from fedshift.method import Method
 from fedshift.privacy.check import check_protection
 from fedshift.registry import SCENARIOS
-from fedshift.results import RunResult, summarise
+from fedshift.results import RunResult, comparable, summarise
 from fedshift.runs.config import RunConfig, configure
 from fedshift.runs.files import only_writer
 from fedshift.runs.record import (
@@ -193,6 +193,8 @@ class Session:
             row["scores"] = {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
             if "group-effect" in place.analyses:
                 row["group-effect"] = group_effect(server, updates, self.federation)
+            if missing := self.record.unscored(server.round):
+                row["unscored"] = missing
             keep_best(server, self.record, row)
         row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
         self.record.commit(server, row)
@@ -275,7 +277,9 @@ def keep_best(server: Server, record: Record, row: Row) -> None:
     name = next(iter(row["scores"]), None)
     if name is None:
         return
-    earlier = [scores(r) for r in record.metrics if r.get("scores")]
+    earlier = [scores(r) for r in comparable([r for r in record.metrics if r.get("scores")])]
+    if earlier and row.get("unscored"):
+        return
     if not earlier or scores(row) > max(earlier):
         record.keep_best(server.shared, server.round)
 

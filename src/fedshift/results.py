@@ -83,11 +83,16 @@ def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
     } | (measured | facts)
 
 
+def comparable(scored: Sequence[Row]) -> Sequence[Row]:
+    """Rounds in which every site was scored, if there are any: a mean over fewer is another one."""
+    return [row for row in scored if not row.get("unscored")] or scored
+
+
 def choose(protocol: str, scored: Sequence[Row], rule: str) -> Row:
     """The selected, the last and the oracle round; ties go to the earliest."""
 
     def best(split: str) -> Row:
-        return max(scored, key=lambda row: row["scores"][protocol][split]["avg"])
+        return max(comparable(scored), key=lambda row: row["scores"][protocol][split]["avg"])
 
     rows = {"validation": best("val"), "last": scored[-1], "oracle": best("test")}
     chosen = {"selected": rule, "last": "last", "oracle": "oracle"}
@@ -173,7 +178,9 @@ class Comparison:
         """One number over seeds: avg, std, all, worst, or the name of a domain."""
         outcomes = [r.outcome(protocol, choice) for r in self.of(method, scenario)]
         values = [
-            o.metrics.domains[key] if key in o.metrics.domains else getattr(o.metrics, key)
+            o.metrics.domains[key]
+            if key in o.metrics.domains
+            else getattr(o.metrics, key, math.nan)  # nobody of that domain answered
             for o in outcomes
             if o is not None
         ]

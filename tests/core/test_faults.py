@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedshift import faults
 from fedshift.check import check_policy
 from fedshift.errors import ConfigError, DivergedError, RunError
 from fedshift.experiment import Options, execute, load_result, prepare
+from fedshift.experiment import play as play_to_the_end
 from fedshift.faults import Policy
 from fedshift.message import Lost, Update
 from fedshift.method import Method, Part
 from fedshift.net import Scope
 from fedshift.registry import METHODS, build
+from fedshift.report.screen import detail
+from fedshift.results import Comparison, choose
 from fedshift.runs.config import configure
 from fedshift.runs.record import read_lines
 from fedshift.testing import everything, play, require_same, start, tiny_scenario
@@ -120,6 +125,7 @@ def test_waiting_writes_again_until_the_site_is_back(shaky, monkeypatch):
     session = play(shaky("scaffold", Policy("wait", timeout=20), *cases))
     require_same(play(start("scaffold")), session, "uninterrupted and waited for")
     assert sorted(lost_rows(session)) == sorted(cases)
+    assert not any("unscored" in row for row in session.record.metrics)  # it came in the end
 
 
 def test_waiting_ends_with_its_time(shaky):
@@ -183,6 +189,38 @@ def test_a_site_that_cannot_be_scored_is_left_out_of_the_score(shaky):
     whole = play(start("fedavg"), 1).record.metrics[-1]["scores"]["personal"]["test"]
     assert scored["domains"].keys() == whole["domains"].keys()
     assert scored != whole
+
+
+def test_a_round_without_all_scores_is_not_the_selected_one(shaky, tmp_path):
+    """Round 2 would be chosen for the mean over the easy domain alone."""
+    cases = [(2, "score", "bright-0"), (2, "score", "bright-1"), (3, "train", "dark-0")]
+    session = shaky("fedavg", SKIP, *cases, path=tmp_path / "run")
+    result = play_to_the_end(session)
+    assert [row.get("unscored") for row in result.history] == [None, ["bright-0", "bright-1"], None]
+    for row in result.history[::2]:
+        row["scores"]["personal"]["val"]["avg"] = row["scores"]["personal"]["test"]["avg"] = 1.0
+    result.history[1]["scores"]["personal"]["val"]["avg"] = 100.0
+    chosen = choose("personal", result.history, "validation")
+    assert chosen["selected"]["round"] == chosen["oracle"]["round"] == 1
+    assert choose("personal", result.history[1:2], "validation")["selected"]["round"] == 2
+    assert "lost 1 times: dark-0, at last in round 3" in printed(detail(result))
+
+
+def printed(shown):
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown)
+    return out.getvalue()
+
+
+def test_a_domain_without_scores_leaves_a_gap_in_the_table(shaky):
+    cases = [(3, "score", "bright-0"), (3, "score", "bright-1")]
+    result = play_to_the_end(shaky("fedavg", SKIP, *cases))
+    assert result.outcome("personal", "last").metrics.domains.keys() == {"dark"}
+    assert "nan" in printed(detail(result))
+    cell = Comparison([result]).cell(
+        result.label, result.config.place, "personal", "bright", "last"
+    )
+    assert cell.n == 0
 
 
 def test_a_latecomer_enrols_before_the_next_round(shaky):

@@ -124,6 +124,12 @@ def test_what_is_refused_has_come_all_the_same():
     assert sorted(r["client"] for r in up) == ["bright-0", "bright-1", "dark-0", "dark-1"]
 
 
+def test_a_refused_score_is_a_missing_one():
+    bad = lambda u: replace(u, metrics={})  # noqa: E731
+    session = play(forge(task="score", change=bad, policy=Policy("skip")), 1)
+    assert session.record.metrics[-1]["unscored"] == ["dark-0"]
+
+
 def test_large_numbers_are_finite():
     """Their squares overflow, they do not."""
     play(forge(change=edit(W, spoilt(1e30))), 1)

@@ -39,7 +39,7 @@ class SecureAggregation(Part):
     Three exchanges beside training: ``keys`` (two public keys each), ``shares`` (of b_k and of the
     mask key, encrypted for each other site) and, after training, ``unmask`` (shares of b_k of who
     answered, of the mask key of who did not). Numbers are fixed-point; w_k is in the vector too. A
-    site sends 8 bytes per shared number instead of 4, and about 150 bytes per other site.
+    site sends 8 bytes per shared number instead of 4, and about 220 bytes per other site.
     """
 
     threshold: float = setting(

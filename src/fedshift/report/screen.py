@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -68,6 +69,10 @@ def detail(result: RunResult) -> RenderableType:
         values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())
         lines.append(f"target accuracy and group effect, last evaluation: {values}")
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
+    for part, promise in facts.get("privacy", {}).items():
+        lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))
+    for client, rows in facts.get("lost", {}).items():
+        lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
     dim = Text(joined(facts["confounders"]), style="dim")
     return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
 
@@ -78,7 +83,7 @@ def _protocol(result: RunResult, protocol: str) -> Table:
     table = _table(protocol, ["choice", "round", *names, *map(measure_name, measures)])
     for choice in CHOICES:
         if outcome := result.outcome(protocol, choice):
-            values = [outcome.metrics.domains[d] for d in names]
+            values = [outcome.metrics.domains.get(d, math.nan) for d in names]
             values += [getattr(outcome.metrics, m) for m in measures]
             name = choice_name(choice, outcome.rule)
             table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ class Record:
             if row["direction"] == "lost":
                 out[row["client"]].append({k: row[k] for k in ("round", "task", "reason")})
         return dict(sorted(out.items()))
+
+    def unscored(self, round_: int) -> list[str]:
+        """Clients whose scores are missing in a round: their last word was a loss."""
+        rows = takewhile(lambda row: row["round"] == round_, reversed(self.ledger))
+        last: dict[tuple[str, str], str] = {}
+        for row in rows:
+            if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
+                last.setdefault((row["client"], row["task"]), row["direction"])
+        return sorted({client for (client, _), word in last.items() if word == "lost"})
 
     def _note(self, message: Broadcast | Update, direction: str) -> None:
         row = {"round": message.round, "task": message.task, "client": message.client}

@@ -221,9 +221,7 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
-        for part in self.method.parts:
-            update = part.seal(client, update)
-        return update
+        return self.method.seal(client, update)
 
     def _uploaded(self) -> set[str]:
         """Shared entries, less the statistics that are recomputed after aggregation."""
@@ -377,8 +375,7 @@ class Worker:
 
     def _talk(self, client: Client, mail: Broadcast) -> Update:
         """An exchange of one part beside training."""
-        asked = {key.partition("/")[0] for key in mail.payload}
-        told = self.method.gather(lambda p: p.answer(client) if p.name in asked else {})
+        told = self.method.answer(client)
         return Update(mail.client, mail.task, mail.round, payload=told, examples=client.examples)
 
     def _donate(self, client: Client, mail: Broadcast) -> Update:

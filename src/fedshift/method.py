@@ -273,6 +273,17 @@ class Method:
         """Each part's payload under its own name."""
         return tree.merge(tree.prefixed(p.name, pick(p)) for p in self.parts)
 
+    def seal(self, client: Client, update: Update) -> Update:
+        """What leaves a site after training, through every part."""
+        for part in self.parts:
+            update = part.seal(client, update)
+        return update
+
+    def answer(self, client: Client) -> Tree:
+        """Replies of the parts that the server has written to."""
+        asked = {key.partition("/")[0] for key in client.inbox}
+        return self.gather(lambda part: part.answer(client) if part.name in asked else {})
+
     def phases(self, client: Client) -> Sequence[Phase]:
         """What the client does in this visit."""
         provider = self._provider("phases")

@@ -251,6 +251,15 @@ def test_a_latecomer_finds_what_it_wrote_at_its_enrolment(shaky):
     assert float(session.transport.kept[1, "train", "dark-1"].payload["diary/page"]) == 7.0
 
 
+def test_a_latecomer_is_still_known_after_a_resume(shaky, tmp_path):
+    cases = [(0, "enrol", "dark-1"), (0, "enrol", "dark-1")]
+    whole = play(shaky("ditto", SKIP, *cases))
+    play(shaky("ditto", SKIP, *cases, path=tmp_path / "run"), 2)
+    resumed = shaky("ditto", SKIP, path=tmp_path / "run")
+    assert sorted(resumed.server.roster) == sorted(SIZES)
+    require_same(whole, play(resumed), "uninterrupted and resumed")
+
+
 def test_sampling_takes_everybody_while_fewer_than_asked_have_enrolled(shaky):
     cases = [(0, "enrol", c) for c in ("dark-0", "dark-1")] * 2
     session = play(shaky("fedavg", SKIP, *cases, clients_per_round=3), 2)

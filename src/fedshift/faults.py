@@ -104,7 +104,7 @@ def delivered(
         if isinstance(raw, Update):
             observer.received(raw)
         answered = asked.pop(raw.client, None)
-        reply = judged(server, answered, raw)
+        reply = judged(server, answered, raw, examined=transport.examines)
         if isinstance(reply, Lost):
             observer.lost(reply)
         if answered is not None:
@@ -115,11 +115,15 @@ def delivered(
         yield nothing
 
 
-def judged(server: Server, asked: Broadcast | None, reply: Update | Lost) -> Update | Lost:
+def judged(
+    server: Server, asked: Broadcast | None, reply: Update | Lost, *, examined: bool = False
+) -> Update | Lost:
     """The reply itself, or a loss if it is refused."""
     if isinstance(reply, Lost):
         return reply
-    reason = objection(server, asked, reply) if asked else "nobody asked for it"
+    reason = "nobody asked for it"
+    if asked:
+        reason = objection(server, asked, reply, examined=examined)
     if not reason:
         return reply
     task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)

@@ -33,6 +33,7 @@ class Transport(Protocol):
     """
 
     borrows: bool  # whether a reply's tensors are valid only until the next one is asked for
+    examines: bool  # whether replies come from our own worker, which has looked for non-finite ones
     store: StateStore  # where the sites keep their state
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update | Lost]:
@@ -81,6 +82,9 @@ class Server:
     round: int = 0
     participants: int = 0  # updates of this round
     aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
+
+    def __post_init__(self) -> None:
+        self.statistics = frozenset(batch_norm_buffers(self.net) & self.shared.keys())
 
     def generator(self, part: str) -> torch.Generator:
         """The generator of (seed, round, server, part)."""
@@ -195,7 +199,11 @@ def sign(server: Server, enrolments: Iterable[Update]) -> None:
 
 def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -> None:
     """Between rounds: ask the clients that were lost in their enrolment once more."""
-    late = [server.mail("enrol", c) for c in server.sites if c not in server.roster]
+    late = [
+        server.mail("enrol", c)
+        for c in (server.sites if len(server.sites) > len(server.roster) else ())
+        if c not in server.roster
+    ]
     if late:
         sign(server, answers(server, transport, late, observer, at_least=0))
 
@@ -274,7 +282,7 @@ def recompute_statistics(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> None:
     """BatchNorm statistics of the aggregated model, averaged over the participants' estimates."""
-    if not batch_norm_buffers(server.net) & server.shared.keys():
+    if not server.statistics:
         return
     updates = collect(server, transport, "statistics", cohort, observer)
     weights = WEIGHTINGS[server.scenario.weights](server, updates)

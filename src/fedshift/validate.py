@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedshift import tree
 from fedshift.message import Broadcast, Update
-from fedshift.net import Scope, batch_norm_buffers
+from fedshift.net import Scope
+from fedshift.tree import Tree
 
 if TYPE_CHECKING:
     from fedshift.server import Server
@@ -20,8 +21,12 @@ SLACK = 16 * 2**20  # bytes beyond four times the model
 COUNTED = [f"{split}/{key}" for split in ("val", "test") for key in ("right", "count", "loss")]
 
 
-def objection(server: Server, asked: Broadcast, update: Update) -> str:
-    """The first reason to refuse ``update``, empty if there is none; looks at each tensor once."""
+def objection(server: Server, asked: Broadcast, update: Update, *, examined: bool = False) -> str:
+    """The first reason to refuse ``update``, empty if there is none; looks at each tensor once.
+
+    Entries of a model that our own worker has ``examined`` are known to be finite.
+    """
+    sections = ("payload",) if examined else update.SECTIONS
     return (
         _wrong_address(asked, update)
         or _wrong_scalars(server, update)
@@ -29,19 +34,19 @@ def objection(server: Server, asked: Broadcast, update: Update) -> str:
         or _wrong_entries(server, "shared", update.shared, uploaded(server, update.task))
         or _wrong_entries(server, "personal", update.personal, own(server, update.task))
         or _wrong_payload(server, update)
-        or _not_finite(update)
+        or _not_finite({k: v for s in sections for k, v in getattr(update, s).items()})
         or next(filter(None, (part.vet(server, update) for part in server.method.parts)), "")
     )
 
 
-def uploaded(server: Server, task: str) -> set[str]:
+def uploaded(server: Server, task: str) -> Set[str]:
     """Shared entries that the reply to a task holds."""
-    statistics = batch_norm_buffers(server.net) & server.shared.keys()
+    statistics = server.statistics
     if task == "statistics":
         return statistics
     if task != "train" or any(part.conceals for part in server.method.parts):
         return set()
-    return set(server.shared) - (statistics if server.scenario.bn == "recompute" else set())
+    return server.shared.keys() - (statistics if server.scenario.bn == "recompute" else set())
 
 
 def own(server: Server, task: str) -> set[str]:
@@ -83,7 +88,7 @@ def _too_large(server: Server, update: Update) -> str:
 
 
 def _wrong_entries(
-    server: Server, section: str, found: Mapping[str, Tensor], expected: set[str]
+    server: Server, section: str, found: Mapping[str, Tensor], expected: Set[str]
 ) -> str:
     if found.keys() != expected:
         missing, odd = sorted(expected - found.keys()), sorted(found.keys() - expected)
@@ -109,13 +114,10 @@ def _wrong_payload(server: Server, update: Update) -> str:
     return ""
 
 
-def _not_finite(update: Update) -> str:
-    floats = {
-        key: value
-        for section in update.SECTIONS
-        for key, value in getattr(update, section).items()
-        if value.is_floating_point()
-    }
+def _not_finite(entries: Tree) -> str:
+    floats = {key: value for key, value in entries.items() if value.is_floating_point()}
+    if not floats:
+        return ""
     # One fused pass. It may overflow where every value is finite: then look at each.
     if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
         return ""

@@ -22,6 +22,8 @@ W = "head.weight"
 class Forging(Tapped):
     """Changes one client's reply to one task on its way."""
 
+    examines = False
+
     def __init__(self, site, task: str, change: Callable[[Update], Update]):
         super().__init__(site)
         self.task, self.change = task, change

@@ -131,6 +131,7 @@ class Borrowing:
     """Answers in reverse, every time in the same memory."""
 
     borrows = True
+    examines = True
 
     def deliver(self, mail):
         memory = torch.zeros(1)

@@ -13,6 +13,7 @@ class InProcess:
     """Visits the sites one after another on one resident net."""
 
     borrows = False
+    examines = True
 
     def __init__(self, worker: Worker, *, lenient: bool = False) -> None:
         self.worker, self.store = worker, worker.store

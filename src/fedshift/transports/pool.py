@@ -64,6 +64,7 @@ class Pool:
     """As many processes as ``plan.workers``; each visits one site at a time."""
 
     borrows = True  # a reply's tensors are valid until the next one is asked for
+    examines = True
 
     def __init__(self, plan: Plan) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -322,7 +323,8 @@ class Fuse(Part):
 
 
 @pytest.mark.parametrize("transport", ["inprocess", "wire", "pool"])
-def test_a_visit_that_fails_is_a_loss_in_every_transport(transport):
+def test_a_visit_that_fails_is_a_loss_in_every_transport(transport, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where a worker finds Fuse
     config, whole = configure(Method((Fuse(),)), tiny_scenario())
     options = Options(transport=transport, workers=2, policy=SKIP)
     session = prepare(config, whole, None, options)

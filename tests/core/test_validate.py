@@ -176,7 +176,7 @@ def test_the_size_limit_is_a_choice():
 def test_each_update_is_checked_once(monkeypatch):
     session, seen = start("scaffold"), []
     real = faults.objection
-    monkeypatch.setattr(faults, "objection", lambda *a: (seen.append(a[2]), real(*a))[1])
+    monkeypatch.setattr(faults, "objection", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1])
     play(session, 1)
     replies = [m for m in session.transport.seen if isinstance(m, Update)]
     assert len(seen) == len(replies)

@@ -137,14 +137,14 @@ class Borrowing:
         memory = torch.zeros(1)
         for i, message in enumerate(reversed(mail)):
             memory.fill_(float(i))
-            yield Update(message.client, "score", 0, shared={"w": memory})
+            yield Update(message.client, "enrol", 0, payload={"own-head/w": memory}, examples=1)
 
 
 def test_a_reply_that_comes_early_is_held_in_memory_of_its_own():
-    session = start("fedavg")
+    session = start(Method((OwnHead(),)))
     clients = sorted(session.server.roster)
-    found = collect(session.server, Borrowing(), "score", clients, session.record)
-    assert sorted(float(u.shared["w"]) for u in found) == [0.0, 1.0, 2.0, 3.0]
+    found = collect(session.server, Borrowing(), "enrol", clients, session.record)
+    assert sorted(float(u.payload["own-head/w"]) for u in found) == [0.0, 1.0, 2.0, 3.0]
 
 
 class OwnHead(Part):

@@ -158,7 +158,7 @@ class Worker:
             "score": self._score,
             "assess": self._assess,
             "donate": self._donate,
-            "talk": self._talk,
+            "talk": self._talk,  # an exchange of one part beside training
         }
         with seeds.fork(self.seed, mail.round, mail.client, mail.task):
             reply = tasks[mail.task](client, mail)
@@ -374,16 +374,13 @@ class Worker:
         return Update(mail.client, mail.task, mail.round, examples=client.examples, metrics=metrics)
 
     def _talk(self, client: Client, mail: Broadcast) -> Update:
-        """An exchange of one part beside training."""
         told = self.method.answer(client)
         return Update(mail.client, mail.task, mail.round, payload=told, examples=client.examples)
 
     def _donate(self, client: Client, mail: Broadcast) -> Update:
         """Private entries, for scenarios that grant their mean to new sites."""
-        private = tree.pick(client.received, self.keys(Scope.PRIVATE))
-        return Update(
-            mail.client, mail.task, mail.round, personal=private, examples=client.examples
-        )
+        own = tree.pick(client.received, self.keys(Scope.PRIVATE))
+        return Update(mail.client, mail.task, mail.round, personal=own, examples=client.examples)
 
 
 @torch.no_grad()

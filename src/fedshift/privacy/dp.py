@@ -161,8 +161,8 @@ def clipped(step: Tree, clip: float) -> Tree:
 
 
 def gauss(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers in the shape and dtype of ``like``."""
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+    """Standard normal numbers in the shape and dtype of ``like``, the same on every device."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def secret_generator() -> torch.Generator:

@@ -102,7 +102,7 @@ class Draws:
 
 def quantise(values: Tensor, bits: int, terms: int) -> Vector:
     """Fixed-point numbers with ``bits`` after the point, so that ``terms`` of them can be added."""
-    scaled = (values.double() * 2.0**bits).round()
+    scaled = (values.double().cpu() * 2.0**bits).round()
     limit = 2.0**62 / terms
     if values.numel() and not float(scaled.abs().max()) < limit:
         raise RunError(
@@ -125,4 +125,4 @@ def to_tensor(data: bytes) -> Tensor:
 
 def to_bytes(tensor: Tensor) -> bytes:
     """Inverse of :func:`to_tensor`."""
-    return tensor.numpy().tobytes()
+    return tensor.cpu().numpy().tobytes()

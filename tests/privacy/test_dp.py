@@ -17,8 +17,9 @@ from fedshift.faults import Policy
 from fedshift.message import Lost, Update
 from fedshift.method import Method, Part
 from fedshift.privacy.accountant import epsilon
+from fedshift.privacy.check import require_secret
 from fedshift.privacy.dp import CentralDP, LocalDP
-from fedshift.registry import build
+from fedshift.registry import build, parts
 from fedshift.runs.config import configure
 from fedshift.testing import numbers, play, require_same, start, tiny_scenario
 
@@ -231,6 +232,19 @@ def test_payload_that_nobody_declared_does_not_leave_the_site():
 def test_nor_does_the_server_take_it():
     with pytest.raises(RunError, match=r"client dark-0 .* 'gossip/mean' is not covered by central"):
         play(start(Method((Gossip(), CentralDP()))))
+
+
+def test_real_machines_take_secret_noise_only():
+    require_secret(build("fedavg + mixup"))
+    require_secret(build("central-dp[randomness=system]"))
+    for name in ("central-dp", "local-dp", "secure-aggregation"):
+        with pytest.raises(ConfigError, match=rf"write {name}\[randomness=system\]"):
+            require_secret(build(f"fedavg + {name}"))
+
+
+def test_what_both_have_in_common_is_no_part_by_itself():
+    assert {"central-dp", "local-dp", "secure-aggregation"} <= parts().keys()
+    assert "gaussian-noise" not in parts()
 
 
 def test_private_layers_and_local_losses_stand_beside_it():

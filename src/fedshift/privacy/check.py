@@ -8,7 +8,7 @@ from fedshift.aggregate.rules import Mean
 from fedshift.aggregate.weightings import ByExamples, Uniform
 from fedshift.declare import Declares
 from fedshift.errors import ConfigError
-from fedshift.method import Part
+from fedshift.method import Method, Part
 from fedshift.net import Scope
 from fedshift.server import Server
 
@@ -27,6 +27,16 @@ def check_protection(server: Server) -> None:
     if order != sorted(order):
         last = next(part.name for part in guards if part.conceals)
         raise ConfigError(f"{last} hides what the parts after it work on; write it last")
+
+
+def require_secret(method: Method) -> None:
+    """For real machines: refuse noise and keys that follow from a seed which others know."""
+    for part in method.parts:
+        if part.protects and getattr(part, "randomness", "system") != "system":
+            raise ConfigError(
+                f"{part.name} draws from the run's seed, which every machine knows; that is for "
+                f"simulation: write {part.name}[randomness=system]"
+            )
 
 
 def _objections(server: Server, guard: Part) -> Iterator[str]:

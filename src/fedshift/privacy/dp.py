@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from fedshift.tree import Tree
 
 
 @dataclass(frozen=True)
-class GaussianNoise(Part):
+class GaussianNoise(Part, ABC):
     """What both kinds have in common; subclasses say where the noise is added.
 
     Buffers, integers included, stay at the site: they are private, so no statistic of the data
@@ -50,6 +51,10 @@ class GaussianNoise(Part):
         """Everything that is not trained stays at the site."""
         trained = {name for name, _ in net.named_parameters()}
         return dict.fromkeys(net.state_dict().keys() - trained, Scope.PRIVATE)
+
+    @abstractmethod
+    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+        """What is spent depends on where the noise is added."""
 
     def promise(self, spent: float) -> dict[str, Any]:
         """What goes to the ledger and the summary; null: no bound."""

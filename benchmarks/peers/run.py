@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ sys.path.append(str(HERE.parent))
 from common import header
 
 BASE = "bare"
+TOLERANCE = 1e-5  # between losses that differ by rounding alone
 
 
 class PeerError(RuntimeError):
@@ -167,6 +168,14 @@ def row(work: Work, one: Running, base: Running) -> str:
     return f"| {work.name} | {one.peer.title} | {' | '.join(cells)} |"
 
 
+def require_agreement(running: Iterable[Running]) -> None:
+    """Stop unless every global model has the same loss: one that has not did other work."""
+    losses = {one.peer.title: one.loss for one in running if one.loss is not None}
+    if losses and max(losses.values()) - min(losses.values()) > TOLERANCE:
+        told = ", ".join(f"{title} {loss:.6f}" for title, loss in losses.items())
+        raise SystemExit(f"not the same work: losses differ by more than {TOLERANCE}: {told}")
+
+
 def options() -> argparse.Namespace:
     """What to measure, how often, and where things go."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -191,6 +200,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Every work, every peer."""
     given = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # peers and files go too
     lines = [
         f"{header()}; load average {os.getloadavg()[0]:.1f} at the start; "
         f"{given.warmup} rounds of warm-up, {given.repeats} counted.",
@@ -207,6 +217,8 @@ def main() -> None:
             lines += rows
             if given.out:  # after each work, so that a later failure loses nothing
                 given.out.write_text("\n".join(lines) + "\n")
+            if name == "same":
+                require_agreement(running.values())
 
 
 if __name__ == "__main__":

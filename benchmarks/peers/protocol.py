@@ -14,6 +14,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TextIO
 
 import torch
 from safetensors.torch import load_file
@@ -23,24 +25,31 @@ from work import WORKS, Work, score
 State = Mapping[str, Tensor]
 
 
+@cache
+def answers() -> TextIO:
+    """Standard output as ``run.py`` reads it; what else is printed from now on is for the log."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return out
+
+
 def given() -> tuple[Work, dict[str, Tensor]]:
-    """The work and the initial weights that the command line names."""
+    """The work and the initial weights that the command line names; call it first."""
+    answers()
     torch.set_num_threads(1)
     return WORKS[sys.argv[1]], load_file(sys.argv[2])
 
 
 class Line:
-    """The line to ``run.py``; whatever else the framework prints goes to standard error."""
+    """The line to ``run.py``."""
 
     def __init__(self, work: Work, model: Callable[[], State]) -> None:
         self.work, self.model = work, model
-        self.answers = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
         self.began = 0.0
 
     def say(self, *values: object) -> None:
         """One line."""
-        print(*values, file=self.answers, flush=True)
+        print(*values, file=answers(), flush=True)
 
     def next_round(self) -> bool:
         """Answer until a round is asked for, whose clock starts then; False at the end."""

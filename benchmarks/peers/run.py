@@ -101,8 +101,9 @@ def start(name: str, work: Work, given: argparse.Namespace, scratch: Path) -> Ru
         )
     running = Running(peer, process, log, given.patience)
     with failures(running):
-        running.answer()
-        running.ask("round")
+        if (word := running.answer()) != "ready":
+            raise PeerError(f"said {word!r} instead of 'ready'")
+        float(running.ask("round"))
         running.startup = time.perf_counter() - began
     return running
 

@@ -2,9 +2,9 @@
 
 Each peer is a process that is started once, says when it is ready and then plays rounds on
 command; rounds of all are interleaved, one at a time. Printed and written for each work: median
-and quartiles of the ratio to the bare single-thread NCHW loop within a repeat, start-up (seconds
-from the start of the process to the end of its first round, less a usual round), and the global
-model's loss and accuracy after the same number of rounds.
+and quartiles of the ratio to the bare single-thread NCHW loop within a repeat, the same ratio of
+processor time, start-up (seconds from the start of the process to the end of its first round, less
+a usual round), and the global model's loss and accuracy after the same number of rounds.
 
     python benchmarks/peers/run.py
     python benchmarks/peers/run.py A C --peers bare fedshift-pool pfl --repeats 11 --out peers.md
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import processor
 from environments import HERE, PEERS, USUAL, Peer, make, variables
 from work import WORKS, Work
 
@@ -50,6 +51,7 @@ class Running:
     patience: float
     startup: float = 0.0  # to the end of round 1
     seconds: list[float] = field(default_factory=list)
+    processor: float = 0.0  # seconds of all counted rounds
     loss: float | None = None
     accuracy: float | None = None
     failure: str = ""
@@ -70,6 +72,14 @@ class Running:
         self.process.stdin.write(f"{command}\n".encode())
         self.process.stdin.flush()
         return self.answer()
+
+    def play(self, *, counted: bool) -> None:
+        """One round."""
+        before = processor.seconds(self.process.pid)
+        seconds = float(self.ask("round"))
+        if counted:
+            self.seconds.append(seconds)
+            self.processor += processor.seconds(self.process.pid) - before
 
     def close(self) -> None:
         """Let it end by itself, or else end it and what it started."""
@@ -143,9 +153,7 @@ def play(peers: Sequence[Running], warmup: int, repeats: int) -> None:
         for one in peers:
             if not one.failure:
                 with failures(one):
-                    seconds = float(one.ask("round"))
-                    if repeat >= warmup:
-                        one.seconds.append(seconds)
+                    one.play(counted=repeat >= warmup)
     for one in peers:
         if one.peer.scored and not one.failure:
             with failures(one):
@@ -155,12 +163,13 @@ def play(peers: Sequence[Running], warmup: int, repeats: int) -> None:
 def row(work: Work, one: Running, base: Running) -> str:
     """A line of the table."""
     if one.failure or base.failure:
-        return f"| {work.name} | {one.peer.title} | dropped out | | | | |"
+        return f"| {work.name} | {one.peer.title} | dropped out | | | | | |"
     own = [v / b for v, b in zip(one.seconds, base.seconds, strict=True)]
     low, middle, high = statistics.quantiles(own, n=4, method="inclusive")
     usual = statistics.median(one.seconds)
     cells = [
         f"**{middle:.2f}** ({low:.2f} to {high:.2f})",
+        f"{one.processor / base.processor:.2f}" if base.processor else "",
         f"{usual:.3f} s",
         f"{one.startup - usual:.1f} s",
         f"{one.loss:.4f}" if one.loss is not None else "",
@@ -206,8 +215,8 @@ def main() -> None:
         f"{header()}; load average {os.getloadavg()[0]:.1f} at the start; "
         f"{given.warmup} rounds of warm-up, {given.repeats} counted.",
         "",
-        "| work | program | ratio to the bare loop | round | start-up | loss | accuracy |",
-        "|---|---|---|---|---|---|---|",
+        "| work | program | ratio to the bare | processor | round | start-up | loss | accuracy |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:

@@ -131,11 +131,13 @@ def failures(running: Running) -> Iterator[None]:
 def measure(work: Work, given: argparse.Namespace, scratch: Path) -> dict[str, Running]:
     """All peers on one work."""
     export = [sys.executable, HERE / "fedshift_peer.py", work.name]
-    subprocess.run(
+    done = subprocess.run(
         [*export, scratch / f"{work.name}.safetensors", "export"],
-        check=True,
+        check=False,
         env=variables(None, scratch),
     )
+    if done.returncode:
+        raise SystemExit(f"no initial weights for work {work.name}: see above")
     running: dict[str, Running] = {}
     try:
         for name in given.peers:

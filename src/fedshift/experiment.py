@@ -121,7 +121,7 @@ class Options:
     """How a run is played; none of it moves a number."""
 
     resume: bool = False
-    transport: str = "inprocess"
+    transport: str | Callable[[Plan], Transport] = "inprocess"  # a name, or what opens one
     listener: Listener = field(default_factory=Listener)
     workers: int | None = None  # of the pool; None: one per core
 
@@ -131,7 +131,7 @@ def execute(
 ) -> RunResult:
     """Play a configured run; what is already finished in ``path`` is read, not played again."""
     options = options or Options()
-    if options.transport not in {*TRANSPORTS, "auto"}:
+    if isinstance(options.transport, str) and options.transport not in {*TRANSPORTS, "auto"}:
         raise UnknownNameError.of("transport", options.transport, {*TRANSPORTS, "auto"})
     if path is not None and (done := finished(config, path, resume=options.resume)):
         return done
@@ -186,11 +186,18 @@ def prepare(
     server = open_server(method, place, config.seed, net, granted(federation, place, "server"))
     workers = workers_for(options, server, federation)
     plan = Plan(config, method, federation, record.store, workers)
-    best = "pool" if workers > 1 else "inprocess"
-    transport = TRANSPORTS[best if options.transport == "auto" else options.transport](plan)
+    transport = open_transport(options.transport, plan)
     if not record.restore(server):
         enrol(server, transport, federation.sites, record)
     return Session(server, transport, federation, record, options.listener)
+
+
+def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
+    """The transport by name, or by what opens it; ``auto`` is a pool if it has two workers."""
+    if callable(which):
+        return which(plan)
+    best = "pool" if plan.workers > 1 else "inprocess"
+    return TRANSPORTS[best if which == "auto" else which](plan)
 
 
 def workers_for(options: Options, server: Server, federation: Federation) -> int:

@@ -284,9 +284,9 @@ def check(
         raise UnknownNameError.of("method", method, METHODS.entries())
     verdicts = check_contract(method)
     for verdict in verdicts:
-        mark = "broken" if verdict.failure else "kept  "
-        typer.echo(f"{mark}  {verdict.promise}")
-        if verdict.failure:
-            typer.echo(f"        {verdict.failure}")
+        mark = "broken" if verdict.failure else "skipped" if verdict.skipped else "kept"
+        typer.echo(f"{mark:<7}  {verdict.promise}")
+        if reason := verdict.failure or verdict.skipped:
+            typer.echo(f"         {reason}")
     if any(v.failure for v in verdicts):
         raise typer.Exit(1)

@@ -45,9 +45,7 @@ class Record:
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self._written = {"metrics": 0, "ledger": 0}
-        self.store: StateStore = (  # where this run's clients keep their state
-            DiskStore(path / "checkpoints" / "clients") if path else MemoryStore()
-        )
+        self.store: StateStore = client_store(path) if path else MemoryStore()
 
     # observer
     def sent(self, message: Broadcast) -> None:
@@ -131,6 +129,11 @@ class Record:
         write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self._written[kind] = len(rows)
         return rows
+
+
+def client_store(path: Path) -> DiskStore:
+    """Where the clients of the run in ``path`` keep their state, if they live on its machine."""
+    return DiskStore(path / "checkpoints" / "clients")
 
 
 def config_json(config: RunConfig) -> Row:

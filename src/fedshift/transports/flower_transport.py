@@ -1,0 +1,179 @@
+"""Mail by way of Flower: one letter per site and exchange, nodes found by asking who they are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedshift.errors import FedshiftError, RunError
+from fedshift.message import Broadcast, Update
+from fedshift.runs.config import RunConfig
+from fedshift.runs.store import MemoryStore, StateStore
+from fedshift.transports.flower_envelope import Envelope, seal, unseal
+from fedshift.transports.flower_site import Header, heard
+
+
+@dataclass(frozen=True)
+class Letter:
+    """An envelope for one node; ``kind`` is Flower's message type."""
+
+    node: int
+    kind: str
+    header: Header
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for a ticket: an envelope, or why there is none."""
+
+    ticket: str
+    envelope: Envelope | None
+    failure: str = ""
+
+
+class Post(Protocol):
+    """The little that we ask of Flower's grid."""
+
+    def nodes(self) -> set[int]:
+        """Nodes that are connected."""
+        ...
+
+    def send(self, letters: Sequence[Letter]) -> list[str]:
+        """Hand letters over; a ticket for each."""
+        ...
+
+    def fetch(self, tickets: set[str]) -> list[Reply]:
+        """Replies that have come in, possibly none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds."""
+
+    connect: float = 120.0  # for a site to come up
+    reply: float | None = None  # for a reply; None: for ever
+    poll: float = 0.05  # between two looks
+
+
+class FlowerTransport:
+    """Delivers mail over a :class:`Post`; the sites keep their state themselves."""
+
+    borrows = False
+
+    def __init__(
+        self,
+        post: Post,
+        config: RunConfig,
+        *,
+        store: StateStore | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.post, self.header = post, Header.of(config)
+        self.store = store or MemoryStore()
+        self.patience = patience or Patience()
+        self._known: dict[int, str] = {}  # node -> client
+
+    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
+        """Replies as they arrive; what several messages say to one site goes in one letter."""
+        batches: dict[str, list[Broadcast]] = {}
+        for message in mail:
+            batches.setdefault(message.client, []).append(message)
+        nodes = self.find(batches)
+        packed: dict[int, bytes] = {}
+        letters = [
+            Letter(nodes[client], kind(batch), self.header, seal(batch, packed))
+            for client, batch in batches.items()
+        ]
+        lost: dict[str, FedshiftError] = {}
+        for client, reply in self._exchange(dict(zip(batches, letters, strict=True))):
+            try:
+                yield from read(client, batches[client], reply)
+            except FedshiftError as error:
+                lost[client] = error
+        self.mourn(lost, list(batches))
+
+    def mourn(self, lost: Mapping[str, FedshiftError], order: Sequence[str]) -> None:
+        """Replies that will not come: the first in the order of the mail ends the run."""
+        for client in order:
+            if client in lost:
+                raise lost[client]
+
+    def find(self, clients: Iterable[str]) -> dict[str, int]:
+        """The node of each client; waits for those that are not there yet."""
+        wanted = set(clients)
+        until = time.monotonic() + self.patience.connect
+        while True:
+            self._meet()
+            nodes = {client: node for node, client in self._known.items()}
+            if wanted <= nodes.keys():
+                return nodes
+            if time.monotonic() > until:
+                missing = ", ".join(sorted(wanted - nodes.keys())[:5])
+                present = ", ".join(sorted(nodes)) or "none"
+                raise RunError(
+                    f"no site called {missing} has connected within {self.patience.connect:g} s "
+                    f"(connected: {present}); start it, or take it out of the scenario"
+                )
+            time.sleep(self.patience.poll)
+
+    def _meet(self) -> None:
+        """Forget nodes that left, and ask new ones who they are."""
+        present = self.post.nodes()
+        self._known = {node: client for node, client in self._known.items() if node in present}
+        strangers = sorted(present - self._known.keys())
+        if not strangers:
+            return
+        letters = {
+            f"node {node}": Letter(node, "query.whoami", self.header, Envelope("", {}))
+            for node in strangers
+        }
+        for name, reply in self._exchange(letters):
+            if reply.envelope is None:
+                raise heard(name, reply.failure)
+            client = str(json.loads(reply.envelope.words)["client"])
+            if client in self._known.values():
+                raise RunError(f"two sites call themselves {client!r}; give each an id of its own")
+            self._known[letters[name].node] = client
+
+    def _exchange(self, letters: Mapping[str, Letter]) -> Iterator[tuple[str, Reply]]:
+        """Send, then give each reply as it comes; a site that is too late has a failed one."""
+        tickets = dict(zip(self.post.send(list(letters.values())), letters, strict=True))
+        until = time.monotonic() + (self.patience.reply or float("inf"))
+        while tickets:
+            replies = self.post.fetch(set(tickets))
+            for reply in replies:
+                yield tickets.pop(reply.ticket), reply
+            if tickets and not replies:
+                if time.monotonic() > until:
+                    break
+                time.sleep(self.patience.poll)
+        for ticket, name in tickets.items():
+            waited = f"did not answer within {self.patience.reply:g} s"
+            yield name, Reply(ticket, None, waited)
+
+    def close(self) -> None:
+        """Nothing of ours to give back."""
+
+
+def kind(batch: Sequence[Broadcast]) -> str:
+    """Flower's name for what is asked."""
+    return "train" if any(message.task == "train" for message in batch) else "query"
+
+
+def read(client: str, asked: Sequence[Broadcast], reply: Reply) -> list[Update]:
+    """The updates of a reply, one for each message and about it, or the error that it tells of."""
+    if reply.envelope is None:
+        raise heard(client, reply.failure)
+    try:
+        updates = unseal(reply.envelope, Update)
+    except RunError as error:
+        raise RunError(f"site {client} sent {error}") from error
+    subjects = [(u.client, u.task, u.round) for u in updates]
+    if subjects != [(m.client, m.task, m.round) for m in asked]:
+        raise RunError(f"site {client} answered something else than it was asked: {subjects[:3]}")
+    return updates

@@ -40,15 +40,16 @@ HANDLER_FAILED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 def to_records(envelope: Envelope, header: Header | None, arrays: dict[int, Array]) -> RecordDict:
-    """New records around the blocks; ``arrays`` lets letters share what never changes: bytes."""
-    for block in envelope.blocks.values():
-        if id(block) not in arrays:
-            arrays[id(block)] = Array("uint8", (len(block),), "fedshift.block", block)
+    """New records around the blocks; ``arrays`` lets letters share what is hashed once: bytes."""
     words: dict[str, Any] = {"mail": envelope.words}
     if header is not None:
         words |= {"run": header.run, "fedshift": header.version}
-    blocks = {name: arrays[id(block)] for name, block in envelope.blocks.items()}
-    return RecordDict({"config": ConfigRecord(words), "arrays": ArrayRecord(blocks)})
+    record = ArrayRecord()
+    for name, block in envelope.blocks.items():
+        if id(block) not in arrays:
+            arrays[id(block)] = Array("uint8", (len(block),), "fedshift.block", block)
+        record[name] = arrays[id(block)]
+    return RecordDict({"config": ConfigRecord(words), "arrays": record})
 
 
 def from_records(content: RecordDict) -> tuple[Envelope, Header]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedshift.experiment import Listener, Options, execute
 from fedshift.method import Method
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig, configure
-from fedshift.runs.record import client_store
+from fedshift.runs.record import Row, client_store
 from fedshift.server import Transport
 from fedshift.transports.flower_site import Node
 
@@ -24,13 +25,13 @@ KEYS = ("method", "scenario", "scale", "rounds", "clients-per-round", "seed", "s
 
 
 def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
-    """A run from the flat settings of a Flower app; empty text leaves a value alone.
+    """A run from the flat settings of a Flower app; empty text and 0 leave a value alone.
 
     ``set`` and ``grant`` hold several values apart by blanks: ``set = "mu=0.1 scenario.lr=0.2"``.
     """
     if odd := sorted(settings.keys() - set(KEYS)):
         raise ConfigError(f"the run has a setting {odd[0]!r}; known: {', '.join(KEYS)}")
-    given = {key: value for key, value in settings.items() if value not in ("", None)}
+    given = {key: value for key, value in settings.items() if value}
     if "method" not in given:
         raise ConfigError("the run names no method; add -c 'method=\"fedavg\"'")
     own, changes = split_settings(str(given.get("set", "")).split())
@@ -40,7 +41,7 @@ def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
     }
     grants = str(given.get("grant", "")).split()
     scenario = placed(given.get("scenario", "digits"), given.get("scale"), grants, changes)
-    return configure(given["method"], scenario, seed=int(given.get("seed", 0)), settings=own)
+    return configure(given["method"], scenario, seed=int(settings.get("seed", 0)), settings=own)
 
 
 def folder(run: RunConfig, settings: Mapping[str, Any]) -> Path:
@@ -48,14 +49,31 @@ def folder(run: RunConfig, settings: Mapping[str, Any]) -> Path:
     return Path(settings.get("out") or Path("runs") / run.name)
 
 
-def play_settings(
-    connect: Callable[[Plan], Transport],
-    settings: Mapping[str, Any],
-    listener: Listener | None = None,
-) -> RunResult:
+class Lines(Listener):
+    """One line per round, for Flower's log."""
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """See :class:`Listener`."""
+        self.rounds = config.scenario.rounds
+        tell(f"{config.label} in {config.place}: {clients} clients, from round {first_round}")
+
+    def round_done(self, row: Row) -> None:
+        """See :class:`Listener`."""
+        losses = [f"{name} {value:.4f}" for name, value in row["losses"].items()]
+        scores = [f"{name} {v['test']['avg']:.2f}" for name, v in row.get("scores", {}).items()]
+        tell(f"round {row['round']} of {self.rounds}: {', '.join(losses + scores)}")
+
+
+def tell(line: str) -> None:
+    """Into Flower's log."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def play_settings(connect: Callable[[Plan], Transport], settings: Mapping[str, Any]) -> RunResult:
     """Play the run that ``settings`` describe, on from its last finished round."""
     config, method = configured(settings)
-    options = Options(resume=True, transport=connect, listener=listener or Listener())
+    options = Options(resume=True, transport=connect, listener=Lines())
     return execute(config, method, folder(config, settings), options)
 
 

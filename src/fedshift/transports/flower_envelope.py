@@ -96,8 +96,8 @@ def unpack(block: bytes, entries: Layout) -> Tree:
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"{name} has the unknown dtype {kind!r}")
         size = math.prod(shape) * dtype.itemsize
-        if begin + size > len(block):
-            raise ValueError(f"{name} lies beyond the end of its block")
+        if min(shape, default=0) < 0 or begin + size > len(block):
+            raise ValueError(f"{name} of shape {shape} does not lie within its block")
         piece = memory[begin : begin + size]
         out[name] = piece.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
         begin += size + -size % ALIGNED

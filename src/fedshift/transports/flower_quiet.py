@@ -16,5 +16,10 @@ ENVIRONMENT = {
 }
 os.environ.update(ENVIRONMENT)
 
-if "flwr.supercore.telemetry" in sys.modules:  # it looked at the environment when it was imported
-    sys.modules["flwr.supercore.telemetry"].__dict__["FLWR_TELEMETRY_ENABLED"] = "0"
+# Both look at the environment when they are imported, which may have been before us.
+for _module, _name, _value in (
+    ("flwr.supercore.telemetry", "FLWR_TELEMETRY_ENABLED", "0"),
+    ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False),
+):
+    if _module in sys.modules:
+        setattr(sys.modules[_module], _name, _value)

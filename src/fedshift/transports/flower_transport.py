@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ class FlowerTransport:
     def _exchange(self, letters: Mapping[str, Letter]) -> Iterator[tuple[str, Reply]]:
         """Send, then give each reply as it comes; a site that is too late has a failed one."""
         tickets = dict(zip(self.post.send(list(letters.values())), letters, strict=True))
-        until = time.monotonic() + (self.patience.reply or float("inf"))
+        patience = math.inf if self.patience.reply is None else self.patience.reply
+        until = time.monotonic() + patience
         while tickets:
             replies = self.post.fetch(set(tickets))
             for reply in replies:
@@ -153,8 +155,7 @@ class FlowerTransport:
                     break
                 time.sleep(self.patience.poll)
         for ticket, name in tickets.items():
-            waited = f"did not answer within {self.patience.reply:g} s"
-            yield name, Reply(ticket, None, waited)
+            yield name, Reply(ticket, None, f"did not answer within {patience:g} s")
 
     def close(self) -> None:
         """Nothing of ours to give back."""

@@ -61,7 +61,7 @@ class Office:
 def opened():
     """A session whose mail goes through an office, and the office."""
 
-    def build(method="fedavg", clients=CLIENTS, patience=None, turn=sorted, **changes):
+    def build(method="fedavg", clients=CLIENTS, patience=None, turn=sorted, path=None, **changes):
         offices = []
 
         def connect(plan):
@@ -70,7 +70,7 @@ def opened():
             return FlowerTransport(offices[0], plan.config, store=plan.store, patience=patience)
 
         config, whole = configure(method, tiny_scenario(**changes))
-        return prepare(config, whole, None, Options(transport=connect)), offices[0]
+        return prepare(config, whole, path, Options(transport=connect)), offices[0]
 
     return build
 
@@ -247,3 +247,69 @@ def test_only_one_module_imports_flower():
         if re.search(r"^\s*(from|import) (flwr|ray)\b", path.read_text(), re.MULTILINE)
     ]
     assert importing == ["flower.py"]
+
+
+def letters(office):
+    """What was asked of the sites: one entry per process that Flower would start."""
+    return [
+        tuple(row["scalars"]["task"] for row in json.loads(letter.envelope.words)["mail"])
+        for letter in office.sent
+        if letter.envelope.words
+    ]
+
+
+def test_scoring_rides_with_the_training_of_the_next_round(opened):
+    session, office = opened("fedbn")
+    require_same(play(start("fedbn")), play(session), "asked apart and together")
+    asked = letters(office)
+    assert asked.count(("enrol",)) == 4
+    assert asked.count(("train",)) == 4  # round 1
+    assert asked.count(("score", "train")) == 8  # rounds 2 and 3 score the models of 1 and 2
+    assert asked.count(("score",)) == 4  # after the last round
+    assert len(asked) == 20  # 28 if scoring did not ride
+
+
+def test_who_sits_out_a_round_is_scored_all_the_same(opened):
+    session, office = opened("fedavg", clients_per_round=2)
+    require_same(play(start("fedavg", clients_per_round=2)), play(session), "apart and together")
+    asked = letters(office)
+    assert asked.count(("score", "train")) == 4
+    assert asked.count(("score",)) == 4 + 4
+
+
+def test_what_finds_no_training_to_ride_with_is_asked_by_itself(opened):
+    session, office = opened()
+    mail = [session.server.mail("score", client) for client in CLIENTS[:2]]
+    session.transport.enclose(mail)
+    before = len(office.sent)
+    assert [u.client for u in session.transport.enclosed()] == CLIENTS[:2]
+    assert len(office.sent) - before == 2
+    assert session.transport.enclosed() == []
+
+
+def test_a_run_killed_with_scores_outstanding_resumes_to_the_same_bits(opened, tmp_path):
+    whole = play(opened("scaffold")[0])
+    for finished in (1, 2):
+        path = tmp_path / str(finished)
+        play(opened("scaffold", path=path)[0], finished)
+        assert len(list(path.glob("checkpoints/pending-*.json"))) == 1
+        resumed, _ = opened("scaffold", path=path)
+        assert resumed.record.pending["round"] == finished
+        require_same(whole, play(resumed), f"uninterrupted and killed after round {finished}")
+        assert not list(path.glob("checkpoints/pending-*.json"))
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        assert [row["round"] for row in lines] == [1, 2, 3]
+
+
+def test_scores_that_came_before_the_kill_are_not_asked_for_twice(opened, tmp_path):
+    path = tmp_path / "run"
+    session, _ = opened("fedbn", path=path)
+    play(session, 1)
+    checkpoint = (path / "checkpoints" / "server.safetensors").read_bytes()
+    waiting = (path / "checkpoints" / "pending-1.json").read_bytes()
+    play(session, 1)  # lines of round 1 are on disk, then it dies before its own checkpoint
+    (path / "checkpoints" / "server.safetensors").write_bytes(checkpoint)
+    (path / "checkpoints" / "pending-1.json").write_bytes(waiting)
+    resumed, _ = opened("fedbn", path=path)
+    assert resumed.record.pending is None
+    require_same(play(opened("fedbn")[0]), play(resumed), "uninterrupted and killed")

@@ -44,6 +44,7 @@ class Record:
         self.on_reply = on_reply
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
+        self.pending: Row | None = None  # the last round, if its scores are still to come
         self._written = {"metrics": 0, "ledger": 0}
         self.store: StateStore = client_store(path) if path else MemoryStore()
 
@@ -82,12 +83,33 @@ class Record:
     def commit(self, server: Server, row: Row) -> None:
         """Close a round: append its lines, then put its checkpoint in place."""
         self.metrics.append(row)
+        self._close(server)
+
+    def postpone(self, server: Server, row: Row) -> None:
+        """Close a round whose scores are still to come: its row waits beside the checkpoint."""
+        self.pending = row
+        if self.path is not None:
+            write_json(self._waiting(server.round), row)
+        self._close(server)
+
+    def settle(self) -> None:
+        """The row that waited is complete."""
+        assert self.pending is not None
+        self.metrics.append(self.pending)
+        self.pending = None
+
+    def _waiting(self, round_: int) -> Path:
+        assert self.path is not None
+        return self.path / "checkpoints" / f"pending-{round_}.json"
+
+    def _close(self, server: Server) -> None:
         if self.path is None:
             return
         self._append("metrics", self.metrics)
         self._append("ledger", self.ledger)
         tensors, meta = pack_server(server)
         write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
+        self._waiting(server.round - 1).unlink(missing_ok=True)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         assert self.path is not None
@@ -119,6 +141,9 @@ class Record:
         unpack_server(server, *read_tensors(checkpoint))
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
+        waiting = self._waiting(server.round)
+        settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
+        self.pending = read_json(waiting) if waiting.exists() and not settled else None
         return True
 
     def _rewind(self, kind: str, last: int) -> list[Row]:

@@ -78,9 +78,33 @@ class FlowerTransport:
         self.store = store or MemoryStore()
         self.patience = patience or Patience()
         self._known: dict[int, str] = {}  # node -> client
+        self._riders: list[Broadcast] = []
+        self._answers: list[Update] = []
+
+    def enclose(self, mail: Sequence[Broadcast]) -> None:
+        """Put messages to the next training mail: a process that starts anyway plays them too."""
+        self._riders, self._answers = list(mail), []
+
+    def enclosed(self) -> list[Update]:
+        """The replies to what was enclosed, in its order; asks for what did not find a ride."""
+        late, self._riders = self._riders, []
+        self._answers += self.deliver(late)
+        found, self._answers = self._answers, []
+        return found
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
         """Replies as they arrive; what several messages say to one site goes in one letter."""
+        riders: list[Broadcast] = []
+        if any(message.task == "train" for message in mail):
+            riders, self._riders = self._riders, []
+        aside = {(m.client, m.task) for m in riders}
+        for update in self._deliver([*riders, *mail]):
+            if (update.client, update.task) in aside:
+                self._answers.append(update)
+            else:
+                yield update
+
+    def _deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
         batches: dict[str, list[Broadcast]] = {}
         for message in mail:
             batches.setdefault(message.client, []).append(message)

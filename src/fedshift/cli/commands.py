@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
-    if (count or 1) > 1 and transport not in ("auto", "pool"):
+    if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     if method is None and resume and out is not None:
         config = read_config(out)

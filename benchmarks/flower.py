@@ -1,6 +1,6 @@
 """What Flower adds to a round: its apps on a grid in memory, and its simulation on Ray.
 
-The same ResNet-10 round (32 px, batch 64, 10 local steps per client) through each transport,
+The same ResNet-10 visit (32 px, batch 64, 10 local steps) through each transport,
 interleaved; median and quartiles of the ratio to the in-process transport. The first two compare on
 the processor's seconds of one thread, which other programs on the machine do not change; Ray works
 in processes of its own and is compared by the clock.
@@ -23,7 +23,7 @@ from fedshift.runs.config import configure
 from fedshift.server import Transport
 from fedshift.transports import flower
 
-WORK = Work("flower", "resnet10", (3, 32, 32), 7, 2, 10, 64)
+WORK = Work("flower", "resnet10", (3, 32, 32), 7, 1, 10, 64)
 
 
 def in_memory(plan: Plan) -> Transport:
@@ -62,11 +62,11 @@ def main() -> None:
             "inprocess": rounds(here),
             "flower": rounds(opened(given.method, Options(transport=in_memory))),
         }
-        print(f"{given.method}, {WORK.clients} clients of {WORK.steps} steps, processor's seconds")
+        print(f"{given.method}, one client of {WORK.steps} steps, processor's seconds")
         show(programs, given.repeats, time.process_time)
         if given.ray:
-            ray = opened(given.method, Options(transport="flower", workers=2))
-            print("by the clock, two actors")
+            ray = opened(given.method, Options(transport="flower", workers=1))
+            print("by the clock, one actor")
             show({"inprocess": rounds(here), "ray": rounds(ray)}, given.repeats, time.perf_counter)
             ray.transport.close()
 

@@ -277,6 +277,18 @@ def test_who_sits_out_a_round_is_scored_all_the_same(opened):
     assert asked.count(("score",)) == 4 + 4
 
 
+def test_what_rides_along_does_not_change_whose_letter_goes_first(opened):
+    session, office = opened()
+    server, before = session.server, len(office.sent)
+    server.round = 1
+    order = ["bright-1", "dark-0"]
+    session.transport.enclose([server.mail("score", client) for client in sorted(CLIENTS)])
+    list(session.transport.deliver([server.mail("train", client) for client in order]))
+    went = [office.at[letter.node] for letter in office.sent[before:]]
+    assert went == [*order, "bright-0", "dark-1"]
+    assert {u.client for u in session.transport.enclosed()} == set(CLIENTS)
+
+
 def test_what_finds_no_training_to_ride_with_is_asked_by_itself(opened):
     session, office = opened()
     mail = [session.server.mail("score", client) for client in CLIENTS[:2]]

@@ -11,7 +11,7 @@ import pytest
 
 import fedshift
 import fedshift.testing  # registers the data
-from fedshift.errors import ConfigError
+from fedshift.errors import ConfigError, RunError
 from fedshift.experiment import load_result
 from fedshift.runs.record import client_store
 from fedshift.transports import flower_apps
@@ -149,3 +149,14 @@ def test_importing_the_adapter_turns_telemetry_off():
         check=True,
     )
     assert found.stdout.split() == ["1", "0", "0"]
+
+
+def test_letters_that_flower_does_not_take_end_the_run(grid):
+    opened = grid(TINY)
+    config, _ = flower_apps.configured({"method": "fedavg"})
+    envelope = flower.Envelope("", {})
+    letter = flower.Letter(1, "query.whoami", flower.Header.of(config), envelope)
+    for tickets in ([], [None], [""]):
+        opened.push_messages = lambda messages, tickets=tickets: tickets
+        with pytest.raises(RunError, match=r"Flower took 0 of 1 letters"):
+            flower.GridPost(opened).send([letter])

@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshift import seeds
 from fedshift.build import Plan
+from fedshift.errors import RunError
 from fedshift.server import Transport
 from fedshift.transports.flower_envelope import Envelope
 from fedshift.transports.flower_site import (
@@ -140,7 +141,12 @@ class GridPost:
             Message(to_records(letter.envelope, letter.header, arrays), letter.node, letter.kind)
             for letter in letters
         ]
-        return list(self.grid.push_messages(messages))
+        tickets = list(self.grid.push_messages(messages))
+        if len(tickets) < len(letters) or not all(tickets):
+            raise RunError(
+                f"Flower took {sum(map(bool, tickets))} of {len(letters)} letters; see its log"
+            )
+        return tickets
 
     def fetch(self, tickets: set[str]) -> list[Reply]:
         """See :class:`Post`."""

@@ -86,7 +86,7 @@ class FlowerTransport:
         self._riders, self._answers = list(mail), []
 
     def enclosed(self) -> list[Update]:
-        """The replies to what was enclosed, in its order; asks for what did not find a ride."""
+        """The replies to what was enclosed, in any order; asks for what did not find a ride."""
         late, self._riders = self._riders, []
         self._answers += self.deliver(late)
         found, self._answers = self._answers, []
@@ -98,15 +98,15 @@ class FlowerTransport:
         if any(message.task == "train" for message in mail):
             riders, self._riders = self._riders, []
         aside = {(m.client, m.task) for m in riders}
-        for update in self._deliver([*riders, *mail]):
+        for update in self._deliver(mail, riders):
             if (update.client, update.task) in aside:
                 self._answers.append(update)
             else:
                 yield update
 
-    def _deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update]:
-        batches: dict[str, list[Broadcast]] = {}
-        for message in mail:
+    def _deliver(self, mail: Sequence[Broadcast], riders: Sequence[Broadcast]) -> Iterator[Update]:
+        batches: dict[str, list[Broadcast]] = {m.client: [] for m in mail}  # keeps its order
+        for message in (*riders, *mail):
             batches.setdefault(message.client, []).append(message)
         nodes = self.find(batches)
         packed: dict[int, bytes] = {}

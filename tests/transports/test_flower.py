@@ -166,7 +166,7 @@ def test_what_is_said_to_one_site_goes_in_one_letter(opened):
 
 def test_training_is_a_train_message_and_the_rest_are_queries(opened):
     session, office = opened()
-    play(session, 1)
+    play(session, 2)  # in the second, scoring rides along
     tasks = {}
     for letter in office.sent:
         if letter.envelope.words:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fedshift.build import Plan, build_net, granted
 from fedshift.check import check_data, check_needs, check_policy
@@ -16,10 +16,10 @@ from fedshift.data.federation import Federation, datasets, federate, load
 from fedshift.data.splits import Random
 from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.evaluate.group_effect import group_effect
-from fedshift.evaluate.protocols import evaluate
-from fedshift.faults import Policy
+from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.faults import Policy, riders
 from fedshift.machine import cores, one_thread
-from fedshift.message import Lost, Update
+from fedshift.message import Broadcast, Lost, Update
 from fedshift.method import Method
 from fedshift.privacy.check import check_protection
 from fedshift.registry import SCENARIOS
@@ -37,6 +37,7 @@ from fedshift.runs.record import (
 from fedshift.scenario import Scenario
 from fedshift.server import Server, Transport, enrol, open_server, play_round
 from fedshift.transports import TRANSPORTS
+from fedshift.tree import Tree
 
 
 class Listener:
@@ -145,7 +146,7 @@ class Options:
     """How a run is played; none of it moves a number as long as every site answers."""
 
     resume: bool = False
-    transport: str = "inprocess"
+    transport: str | Callable[[Plan], Transport] = "inprocess"  # a name, or what opens one
     listener: Listener = field(default_factory=Listener)
     workers: int | None = None  # of the pool; None: one per core
     policy: Policy = field(default_factory=Policy)  # what to do when a site is lost
@@ -157,7 +158,7 @@ def execute(
 ) -> RunResult:
     """Play a configured run; what is already finished in ``path`` is read, not played again."""
     options = options or Options()
-    if options.transport not in {*TRANSPORTS, "auto"}:
+    if isinstance(options.transport, str) and options.transport not in {*TRANSPORTS, "auto"}:
         raise UnknownNameError.of("transport", options.transport, {*TRANSPORTS, "auto"})
     if path is not None and (done := finished(config, path, resume=options.resume)):
         return done
@@ -167,6 +168,19 @@ def execute(
             return play(session)
         finally:
             session.transport.close()
+
+
+@runtime_checkable
+class Encloses(Protocol):
+    """A transport whose letters cost more than what they carry: scoring rides with training."""
+
+    def enclose(self, mail: Sequence[Broadcast]) -> None:
+        """Put messages to the next training mail of their clients."""
+        ...
+
+    def enclosed(self) -> list[Update]:
+        """The replies to them, once the training mail is answered."""
+        ...
 
 
 @dataclass
@@ -180,25 +194,66 @@ class Session:
     listener: Listener
 
     def advance(self) -> Row:
-        """Play and commit one round; evaluates when the scenario says so."""
+        """Play and commit one round; evaluates when the scenario says so.
+
+        Where scoring rides with training, the sites score a round's model when they receive it in
+        the next one; the row is in the metrics from then on.
+        """
         server, place = self.server, self.server.scenario
         began = time.perf_counter()
-        updates = play_round(server, self.transport, self.record)
+        updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
         if promises := guarantees(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
+        rides = False
         if server.round % place.evaluate_every == 0 or server.round == place.rounds:
-            scored = evaluate(server, self.transport, self.federation, self.record)
-            row["scores"] = {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
+            rides = self._rides()
+            score = at_server if rides else evaluate
+            scored = score(server, self.transport, self.federation, self.record)
+            row["scores"] = as_json(scored)
             if "group-effect" in place.analyses:
                 row["group-effect"] = group_effect(server, updates, self.federation)
             if missing := self.record.unscored(server.round):
                 row["unscored"] = missing
-            keep_best(server, self.record, row)
         row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
-        self.record.commit(server, row)
+        if rides:
+            self.record.postpone(server, row)
+        else:
+            keep_best(server.shared, self.record, row)
+            self.record.commit(server, row)
         return row
+
+    def _rides(self) -> bool:
+        """Whether the sites' share of this round's scoring goes with the next round's training."""
+        last = self.server.round == self.server.scenario.rounds
+        return isinstance(self.transport, Encloses) and bool(at_sites(self.server)) and not last
+
+    def _play(self) -> list[Update]:
+        """One round; scoring that is due rides with it, and its row is completed."""
+        server, record, row = self.server, self.record, self.record.pending
+        if row is None or not isinstance(self.transport, Encloses):
+            return play_round(server, self.transport, record)
+        tasks, model = at_sites(server), server.shared
+        mail = [server.mail(task, c) for c in sorted(server.roster) for task in tasks.values()]
+        self.transport.enclose(mail)
+        updates = play_round(server, self.transport, record)
+        answers = riders(server, mail, self.transport.enclosed(), record)
+        if missing := record.unscored(row["round"]):
+            row["unscored"] = missing
+        for name, task in tasks.items():
+            counted = personal([u for u in answers if u.task == task], self.federation)
+            row["scores"] |= as_json({name: counted})
+        order = [p for p in server.scenario.protocols if p in row["scores"]]
+        row["scores"] = {name: row["scores"][name] for name in order}
+        keep_best(model, record, row)
+        record.settle()
+        return updates
+
+
+def as_json(scored: Scored) -> Row:
+    """Scores as a row of the metrics holds them."""
+    return {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
 
 
 def prepare(
@@ -222,11 +277,18 @@ def prepare(
     check_protection(server)
     workers = workers_for(options, server, federation)
     plan = Plan(config, method, federation, record.store, workers, options.policy, compute)
-    best = "pool" if workers > 1 else "inprocess"
-    transport = TRANSPORTS[best if options.transport == "auto" else options.transport](plan)
+    transport = open_transport(options.transport, plan)
     if not record.restore(server):
         enrol(server, transport, federation.sites, record)
     return Session(server, transport, federation, record, options.listener)
+
+
+def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
+    """The transport by name, or by what opens it; ``auto`` is a pool if it has two workers."""
+    if callable(which):
+        return which(plan)
+    best = "pool" if plan.workers > 1 else "inprocess"
+    return TRANSPORTS[best if which == "auto" else which](plan)
 
 
 def workers_for(options: Options, server: Server, federation: Federation) -> int:
@@ -271,17 +333,17 @@ def guarantees(server: Server, record: Record) -> dict[str, Row]:
     return out
 
 
-def keep_best(server: Server, record: Record, row: Row) -> None:
+def keep_best(model: Tree, record: Record, row: Row) -> None:
     """Keep the model if no earlier round validates better under the first protocol."""
     scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
-    name = next(iter(row["scores"]), None)
+    name = next(iter(row.get("scores", {})), None)
     if name is None:
         return
     earlier = [scores(r) for r in comparable([r for r in record.metrics if r.get("scores")])]
     if earlier and row.get("unscored"):
         return
     if not earlier or scores(row) > max(earlier):
-        record.keep_best(server.shared, server.round)
+        record.keep_best(model, row["round"])
 
 
 def mean_losses(updates: Sequence[Update]) -> dict[str, float]:

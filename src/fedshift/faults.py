@@ -130,6 +130,25 @@ def judged(
     return Lost(reply.client, task, round_, f"update refused: {reason}")
 
 
+def riders(
+    server: Server, mail: Sequence[Broadcast], replies: Sequence[Update], observer: Observer
+) -> list[Update]:
+    """Replies to mail that rode with other mail, checked; a loss there ends or leaves the run."""
+    asked = {(message.client, message.task): message for message in mail}
+    for message in mail:
+        observer.sent(message)
+    found: list[Update | Lost] = []
+    for raw in replies:
+        observer.received(raw)
+        found.append(judged(server, asked.pop((raw.client, raw.task), None), raw))
+    found += [Lost(m.client, m.task, m.round, "no answer") for m in asked.values()]
+    for lost in [reply for reply in found if isinstance(reply, Lost)]:
+        observer.lost(lost)
+        if server.policy.on_loss != "skip":
+            raise RunError(f"{told(lost)}; mend it and --resume, or see --on-loss")
+    return [reply for reply in found if isinstance(reply, Update)]
+
+
 class Retry:
     """Pauses between two tries, until the policy's time is over."""
 

@@ -91,7 +91,7 @@ def run(
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
-    if (count or 1) > 1 and transport not in ("auto", "pool"):
+    if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     if method is None and resume and out is not None:
         config = read_config(out)
@@ -300,9 +300,9 @@ def check(
         raise UnknownNameError.of("method", method, METHODS.entries())
     verdicts = check_contract(method)
     for verdict in verdicts:
-        mark = "broken" if verdict.failure else "kept  "
-        typer.echo(f"{mark}  {verdict.promise}")
-        if verdict.failure:
-            typer.echo(f"        {verdict.failure}")
+        mark = "broken" if verdict.failure else "skipped" if verdict.skipped else "kept"
+        typer.echo(f"{mark:<7}  {verdict.promise}")
+        if reason := verdict.failure or verdict.skipped:
+            typer.echo(f"         {reason}")
     if any(v.failure for v in verdicts):
         raise typer.Exit(1)

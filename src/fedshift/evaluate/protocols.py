@@ -12,7 +12,7 @@ from fedshift.data.federation import Federation, Splits
 from fedshift.data.samples import Samples
 from fedshift.evaluate.metrics import Count, Metrics
 from fedshift.evaluate.scoring import score
-from fedshift.message import Update
+from fedshift.message import Task, Update
 from fedshift.net import Net, Scope, load
 from fedshift.server import Observer, Server, Transport, collect
 from fedshift.tree import Tree
@@ -30,19 +30,32 @@ def evaluate(
     A protocol without an answer (``global`` for a method with private entries that the scenario
     grants no new site) is left out.
     """
+    out = at_server(server, transport, federation, observer)
+    for name, task in at_sites(server).items():
+        updates = collect(server, transport, task, sorted(server.roster), observer)
+        out[name] = personal(updates, federation)
+    return {name: out[name] for name in server.scenario.protocols if name in out}
+
+
+def at_sites(server: Server) -> dict[str, Task]:
+    """Protocols that the sites count for themselves, each with the task that asks them to."""
     wanted = server.scenario.protocols
-    out: Scored = {}
-    if "personal" in wanted:
-        updates = collect(server, transport, "score", sorted(server.roster), observer)
-        out["personal"] = personal(updates, federation)
+    out: dict[str, Task] = {"personal": "score"} if "personal" in wanted else {}
     if "global" in wanted and any(d.at_home for d in server.method.declared):
-        updates = collect(server, transport, "assess", sorted(server.roster), observer)
-        out["global"] = personal(updates, federation)
-    if set(wanted) - {"personal"} - out.keys():
-        model = assemble(server, transport, observer)
-        out = one_model(server, federation, model) | out if model is not None else out
-        server.net.skipped = frozenset()
-    return {name: out[name] for name in wanted if name in out}
+        out["global"] = "assess"
+    return out
+
+
+def at_server(
+    server: Server, transport: Transport, federation: Federation, observer: Observer
+) -> Scored:
+    """The other protocols, which look at one model."""
+    if not set(server.scenario.protocols) - {"personal"} - at_sites(server).keys():
+        return {}
+    model = assemble(server, transport, observer)
+    out = one_model(server, federation, model) if model is not None else {}
+    server.net.skipped = frozenset()
+    return out
 
 
 def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics]:

@@ -47,11 +47,13 @@ class Record:
         self.on_reply, self.on_loss = on_reply, on_loss
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
+        self.pending: Row | None = None  # the last round, if its scores are still to come
         self._written = {"metrics": 0, "ledger": 0}
-        kept = path / "checkpoints" if path else None
         # Where this run's clients keep their state, and where the server keeps what is personal.
-        self.store: StateStore = DiskStore(kept / "clients") if kept else MemoryStore()
-        self.personal: StateStore = DiskStore(kept / "personal") if kept else MemoryStore()
+        self.store: StateStore = client_store(path) if path else MemoryStore()
+        self.personal: StateStore = (
+            DiskStore(path / "checkpoints" / "personal") if path else MemoryStore()
+        )
         self._roster: Mapping[str, Update] | None = None  # as it was written
 
     # observer
@@ -125,6 +127,26 @@ class Record:
     def commit(self, server: Server, row: Row) -> None:
         """Close a round: append its lines, then put its checkpoint in place."""
         self.metrics.append(row)
+        self._close(server)
+
+    def postpone(self, server: Server, row: Row) -> None:
+        """Close a round whose scores are still to come: its row waits beside the checkpoint."""
+        self.pending = row
+        if self.path is not None:
+            write_json(self._waiting(server.round), row)
+        self._close(server)
+
+    def settle(self) -> None:
+        """The row that waited is complete."""
+        assert self.pending is not None
+        self.metrics.append(self.pending)
+        self.pending = None
+
+    def _waiting(self, round_: int) -> Path:
+        assert self.path is not None
+        return self.path / "checkpoints" / f"pending-{round_}.json"
+
+    def _close(self, server: Server) -> None:
         if self.path is None:
             return
         self._append("metrics", self.metrics)
@@ -135,6 +157,7 @@ class Record:
         tensors = pack_server(server)
         meta = {"round": server.round}
         write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
+        self._waiting(server.round - 1).unlink(missing_ok=True)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         assert self.path is not None
@@ -169,6 +192,9 @@ class Record:
         self._roster = server.roster
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
+        waiting = self._waiting(server.round)
+        settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
+        self.pending = read_json(waiting) if waiting.exists() and not settled else None
         return True
 
     def _rewind(self, kind: str, last: int) -> list[Row]:
@@ -179,6 +205,11 @@ class Record:
         write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self._written[kind] = len(rows)
         return rows
+
+
+def client_store(path: Path) -> DiskStore:
+    """Where the clients of the run in ``path`` keep their state, if they live on its machine."""
+    return DiskStore(path / "checkpoints" / "clients")
 
 
 def config_json(config: RunConfig, compute: Compute) -> Row:

@@ -10,10 +10,19 @@ from fedshift.transports.inprocess import InProcess
 from fedshift.transports.pool import Pool
 from fedshift.transports.wire import Wire
 
+
+def _flower(plan: Plan) -> Transport:
+    """Flower's simulation on Ray; imported when it is asked for, as it is an extra."""
+    from fedshift.transports.flower_local import Local  # noqa: PLC0415
+
+    return Local(plan)
+
+
 TRANSPORTS: dict[str, Callable[[Plan], Transport]] = {
     "inprocess": lambda plan: InProcess(plan.worker(), lenient=plan.policy.lenient),
     "wire": lambda plan: Wire(plan.worker(), lenient=plan.policy.lenient),
     "pool": Pool,
+    "flower": _flower,
 }
 
 __all__ = ["TRANSPORTS", "InProcess", "Pool", "Wire"]

@@ -73,7 +73,7 @@ class Pool:
         self._common, self._data, self._reader = Writer(), Writer(), Reader()
         self._desks: list[Desk] = []
         self._lenient = plan.policy.lenient
-        start = self._start(plan)
+        start = start_of(plan, self.store, self._data)
         context = _context()
         for _ in range(plan.workers):
             here, there = context.Pipe()
@@ -84,26 +84,6 @@ class Pool:
             self._desks.append(Desk(process, here, writers, deque()))
         for desk in self._desks:
             self._receive(desk)
-
-    def _start(self, plan: Plan) -> Start:
-        """Put the scenario's data where the workers can see them."""
-        place = plan.config.scenario
-        stores = federation.stored(place)
-        flat = {
-            (name, field): getattr(domain, field)
-            for name, domain in stores.items()
-            for field in ("x", "y", "split")
-        }
-        keys = dict(enumerate(flat))
-        wheres = self._data.write({i: flat[key] for i, key in keys.items()})
-        data: dict[str, tuple[dict[str, Where], tuple[str, ...]]] = {
-            name: ({}, domain.classes) for name, domain in stores.items()
-        }
-        for i, (name, field) in keys.items():
-            data[name][0][field] = wheres[i]
-        method = None if plan.config.replayable else plan.method
-        options = federation.options_of(place)
-        return Start(plan.config, method, self.store, data, options, plan.compute)
 
     def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies as they arrive, each before the worker's next one is overwritten."""
@@ -228,7 +208,7 @@ def serve(line: Connection, start: Start) -> None:
     reader = Reader()
     writers = [Writer() for _ in range(AHEAD + 1)]  # one more: the server may still read it
     try:
-        worker = _open(start, reader).worker()
+        worker = open_plan(start, reader).worker()
         line.send("ready")
         for turn in range(sys.maxsize):
             scalars, layout = line.recv()
@@ -247,7 +227,28 @@ def serve(line: Connection, start: Start) -> None:
         line.send(RunError(f"a worker process failed: {type(error).__name__}: {error}"))
 
 
-def _open(start: Start, reader: Reader) -> Plan:
+def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
+    """What another process needs; the scenario's data go where it can see them."""
+    place = plan.config.scenario
+    stores = federation.stored(place)
+    flat = {
+        (name, field): getattr(domain, field)
+        for name, domain in stores.items()
+        for field in ("x", "y", "split")
+    }
+    keys = dict(enumerate(flat))
+    wheres = writer.write({i: flat[key] for i, key in keys.items()})
+    data: dict[str, tuple[dict[str, Where], tuple[str, ...]]] = {
+        name: ({}, domain.classes) for name, domain in stores.items()
+    }
+    for i, (name, field) in keys.items():
+        data[name][0][field] = wheres[i]
+    method = None if plan.config.replayable else plan.method
+    options = federation.options_of(place)
+    return Start(plan.config, method, store, data, options, plan.compute)
+
+
+def open_plan(start: Start, reader: Reader) -> Plan:
     """The same federation as the server's, around data in shared memory."""
     place = start.config.scenario
     domains = {

@@ -1,0 +1,1 @@
+"""Any method of fedshift as a Flower app."""

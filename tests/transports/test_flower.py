@@ -1,0 +1,327 @@
+"""What Flower's transport does beyond the contract's \"same bits\": nodes, failures, letters."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedshift
+from fedshift.errors import ConfigError, DivergedError, RunError
+from fedshift.experiment import Options, prepare
+from fedshift.message import Broadcast
+from fedshift.runs.config import configure
+from fedshift.testing import play, require_same, start, tiny_scenario, worker
+from fedshift.transports import flower_local
+from fedshift.transports.flower_envelope import Envelope, seal
+from fedshift.transports.flower_site import Desk, Header, complaint, heard, named
+from fedshift.transports.flower_transport import FlowerTransport, Patience, Reply, read
+
+CLIENTS = ["dark-0", "dark-1", "bright-0", "bright-1"]
+HASTY = Patience(connect=0.0, reply=0.0, poll=0.0)
+
+
+class Office:
+    """A post without Flower: desks by node, replies in the order of ``turn``."""
+
+    def __init__(self, desk, clients, turn=sorted):
+        self.desk, self.turn = desk, turn
+        self.at = {100 + i: client for i, client in enumerate(clients)}
+        self.sent, self.waiting, self.silent = [], {}, set()
+
+    def nodes(self):
+        return set(self.at)
+
+    def send(self, letters):
+        tickets = [str(len(self.sent) + i) for i in range(len(letters))]
+        self.sent += letters
+        self.waiting |= dict(zip(tickets, letters, strict=True))
+        return tickets
+
+    def fetch(self, tickets):
+        due = [t for t in self.turn(tickets) if self.at[self.waiting[t].node] not in self.silent]
+        return [self.reply(ticket, self.waiting.pop(ticket)) for ticket in due[:1]]
+
+    def reply(self, ticket, letter):
+        node = {"client": self.at[letter.node]}
+        try:
+            if letter.kind == "query.whoami":
+                return Reply(ticket, self.desk.introduce(letter.header, node))
+            return Reply(ticket, self.desk.answer(letter.header, letter.envelope, node))
+        except Exception as error:
+            return Reply(ticket, None, complaint(error))
+
+
+@pytest.fixture
+def opened():
+    """A session whose mail goes through an office, and the office."""
+
+    def build(method="fedavg", clients=CLIENTS, patience=None, turn=sorted, path=None, **changes):
+        offices = []
+
+        def connect(plan):
+            site = plan.worker()
+            offices.append(Office(Desk(lambda run, node: site), clients, turn))
+            return FlowerTransport(offices[0], plan.config, store=plan.store, patience=patience)
+
+        config, whole = configure(method, tiny_scenario(**changes))
+        return prepare(config, whole, path, Options(transport=connect)), offices[0]
+
+    return build
+
+
+def test_nodes_are_known_by_what_they_say_and_replies_may_come_in_any_order(opened):
+    backwards = lambda tickets: sorted(tickets, reverse=True)  # noqa: E731
+    session, _ = opened("scaffold", clients=CLIENTS[::-1], turn=backwards)
+    require_same(play(start("scaffold")), play(session), "in process and an odd office")
+
+
+def test_each_node_is_asked_once_and_a_site_that_returns_is_asked_again(opened):
+    session, office = opened("fedbn")
+    asked = [letter.node for letter in office.sent if letter.kind == "query.whoami"]
+    assert sorted(asked) == sorted(office.at)
+    play(session, 1)
+    office.at[7] = office.at.pop(100)  # restarted: another node, the same site
+    play(session)
+    asked = [letter.node for letter in office.sent if letter.kind == "query.whoami"]
+    assert sorted(asked) == sorted([*range(100, 104), 7])
+    require_same(play(start("fedbn")), session, "with and without a restart")
+
+
+def test_two_sites_of_one_name_are_refused(opened):
+    with pytest.raises(RunError, match=r"two sites call themselves 'dark-0'"):
+        opened(clients=["dark-0", *CLIENTS])
+
+
+def test_a_site_that_never_connects_is_named(opened):
+    with pytest.raises(RunError, match=r"no site called bright-1 .*connected: bright-0, dark-0"):
+        opened(clients=CLIENTS[:3], patience=HASTY)
+
+
+def test_a_site_may_connect_late(opened):
+    class Late(Office):
+        looks = 0
+
+        def nodes(self):
+            self.looks += 1
+            return super().nodes() - ({103} if self.looks < 3 else set())
+
+    session, office = opened()
+    late = Late(office.desk, CLIENTS)
+    transport = FlowerTransport(late, session.record.config, patience=Patience(poll=0.0))
+    assert transport.find(CLIENTS)["bright-1"] == 103
+    assert late.looks == 3
+
+
+def test_a_silent_site_is_named_after_its_time(opened):
+    session, office = opened()
+    office.silent = {"dark-1"}
+    session.transport.patience = HASTY
+    with pytest.raises(RunError, match=r"site dark-1 failed: did not answer within 0 s"):
+        play(session, 1)
+
+
+def test_a_divergence_at_a_site_is_the_same_error_as_here(opened):
+    with pytest.raises(DivergedError) as here:
+        play(start("fedavg", lr=1e20))
+    session, _ = opened(lr=1e20, turn=lambda tickets: sorted(tickets, key=int, reverse=True))
+    with pytest.raises(DivergedError) as there:
+        play(session)
+    assert str(here.value) == str(there.value)
+
+
+def test_any_other_error_is_one_line_that_names_the_site():
+    reason = complaint(ZeroDivisionError("in\n  two lines"))
+    error = heard("berlin", reason)
+    assert type(error) is RunError
+    assert str(error) == "site berlin failed: ZeroDivisionError: in two lines"
+    assert str(heard("berlin", "ConfigError: no disk")) == "site berlin: no disk"
+    assert type(heard("berlin", "OSError: no disk")) is RunError
+
+
+def mail(client="dark-0", task="score", round_=0):
+    return Broadcast(client, task, round_)
+
+
+def test_what_is_said_to_one_site_goes_in_one_letter(opened):
+    session, office = opened()
+    shared = session.server.shared
+    before = len(office.sent)
+    wanted = [
+        Broadcast(client, task, 0, shared)
+        for task in ("score", "assess", "donate")
+        for client in ("dark-0", "bright-0")
+    ]
+    found = {(u.client, u.task): u for u in session.transport.deliver(wanted)}
+    assert len(office.sent) - before == 2
+    alone = worker(start("fedavg"))
+    for message in wanted:
+        assert found[message.client, message.task] == alone.visit(message)
+
+
+def test_training_is_a_train_message_and_the_rest_are_queries(opened):
+    session, office = opened()
+    play(session, 2)  # in the second, scoring rides along
+    tasks = {}
+    for letter in office.sent:
+        if letter.envelope.words:
+            rows = json.loads(letter.envelope.words)["mail"]
+            tasks.setdefault(letter.kind, set()).update(row["scalars"]["task"] for row in rows)
+    assert tasks["train"] >= {"train"}
+    assert tasks["query"] >= {"enrol"}
+    assert "train" not in tasks["query"]
+
+
+def test_a_reply_to_something_else_is_refused():
+    site = worker(start("fedavg"))
+    reply = Reply("1", seal([site.visit(mail())], {}))
+    assert len(read("dark-0", [mail()], reply)) == 1
+    for asked in ([mail(task="assess")], [mail(round_=1)], [mail("dark-1")], [mail(), mail()]):
+        with pytest.raises(RunError, match="answered something else"):
+            read("dark-0", asked, reply)
+    with pytest.raises(RunError, match=r"site dark-0 sent not an envelope"):
+        read("dark-0", [mail()], Reply("1", Envelope("", {})))
+
+
+def desk():
+    site = worker(start("fedavg"))
+    return Desk(lambda run, node: site), Header.of(configure("fedavg", tiny_scenario())[0])
+
+
+def test_mail_for_another_client_is_refused():
+    site, header = desk()
+    sealed = seal([mail("dark-1")], {})
+    with pytest.raises(RunError, match=r"mail for client dark-1 came to dark-0"):
+        site.answer(header, sealed, {"client": "dark-0"})
+
+
+def test_a_site_on_another_version_says_which():
+    site, header = desk()
+    old = Header(header.run, "0.0.9")
+    expected = rf"this site has fedshift {fedshift.__version__}, the server 0\.0\.9"
+    with pytest.raises(ConfigError, match=expected):
+        site.introduce(old, {"client": "dark-0"})
+    with pytest.raises(ConfigError, match=expected):
+        site.answer(old, seal([mail()], {}), {"client": "dark-0"})
+
+
+def test_a_node_without_a_name_says_how_to_give_it_one():
+    with pytest.raises(ConfigError, match=r"which client it is; start it with --node-config"):
+        named(None, {"partition-id": 0})
+    assert named(None, {"client": "berlin"}) == "berlin"
+
+
+def test_without_flower_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(flower_local.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "fedshift\[flower\]"'):
+        fedshift.run("fedavg", tiny_scenario(), transport="flower")
+
+
+def test_the_core_does_not_import_flower():
+    program = (
+        "import sys, fedshift, fedshift.cli, fedshift.testing, fedshift.transports.flower_apps, "
+        "fedshift.transports.flower_local; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('flwr', 'ray')])"
+    )
+    source = Path(fedshift.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_only_one_module_imports_flower():
+    folder = Path(fedshift.__file__).parent
+    importing = [
+        path.name
+        for path in folder.rglob("*.py")
+        if re.search(r"^\s*(from|import) (flwr|ray)\b", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == ["flower.py"]
+
+
+def letters(office):
+    """What was asked of the sites: one entry per process that Flower would start."""
+    return [
+        tuple(row["scalars"]["task"] for row in json.loads(letter.envelope.words)["mail"])
+        for letter in office.sent
+        if letter.envelope.words
+    ]
+
+
+def test_scoring_rides_with_the_training_of_the_next_round(opened):
+    session, office = opened("fedbn")
+    require_same(play(start("fedbn")), play(session), "asked apart and together")
+    asked = letters(office)
+    assert asked.count(("enrol",)) == 4
+    assert asked.count(("train",)) == 4  # round 1
+    assert asked.count(("score", "train")) == 8  # rounds 2 and 3 score the models of 1 and 2
+    assert asked.count(("score",)) == 4  # after the last round
+    assert len(asked) == 20  # 28 if scoring did not ride
+
+
+def test_who_sits_out_a_round_is_scored_all_the_same(opened):
+    session, office = opened("fedavg", clients_per_round=2)
+    require_same(play(start("fedavg", clients_per_round=2)), play(session), "apart and together")
+    asked = letters(office)
+    assert asked.count(("score", "train")) == 4
+    assert asked.count(("score",)) == 4 + 4
+
+
+def test_what_rides_along_does_not_change_whose_letter_goes_first(opened):
+    session, office = opened()
+    server, before = session.server, len(office.sent)
+    server.round = 1
+    order = ["bright-1", "dark-0"]
+    session.transport.enclose([server.mail("score", client) for client in sorted(CLIENTS)])
+    list(session.transport.deliver([server.mail("train", client) for client in order]))
+    went = [office.at[letter.node] for letter in office.sent[before:]]
+    assert went == [*order, "bright-0", "dark-1"]
+    assert {u.client for u in session.transport.enclosed()} == set(CLIENTS)
+
+
+def test_what_finds_no_training_to_ride_with_is_asked_by_itself(opened):
+    session, office = opened()
+    mail = [session.server.mail("score", client) for client in CLIENTS[:2]]
+    session.transport.enclose(mail)
+    before = len(office.sent)
+    assert [u.client for u in session.transport.enclosed()] == CLIENTS[:2]
+    assert len(office.sent) - before == 2
+    assert session.transport.enclosed() == []
+
+
+def test_a_run_killed_with_scores_outstanding_resumes_to_the_same_bits(opened, tmp_path):
+    whole = play(opened("scaffold")[0])
+    for finished in (1, 2):
+        path = tmp_path / str(finished)
+        play(opened("scaffold", path=path)[0], finished)
+        assert len(list(path.glob("checkpoints/pending-*.json"))) == 1
+        resumed, _ = opened("scaffold", path=path)
+        assert resumed.record.pending["round"] == finished
+        require_same(whole, play(resumed), f"uninterrupted and killed after round {finished}")
+        assert not list(path.glob("checkpoints/pending-*.json"))
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        assert [row["round"] for row in lines] == [1, 2, 3]
+
+
+def test_scores_that_came_before_the_kill_are_not_asked_for_twice(opened, tmp_path):
+    path = tmp_path / "run"
+    session, _ = opened("fedbn", path=path)
+    play(session, 1)
+    checkpoint = (path / "checkpoints" / "server.safetensors").read_bytes()
+    waiting = (path / "checkpoints" / "pending-1.json").read_bytes()
+    play(session, 1)  # lines of round 1 are on disk, then it dies before its own checkpoint
+    (path / "checkpoints" / "server.safetensors").write_bytes(checkpoint)
+    (path / "checkpoints" / "pending-1.json").write_bytes(waiting)
+    resumed, _ = opened("fedbn", path=path)
+    assert resumed.record.pending is None
+    require_same(play(opened("fedbn")[0]), play(resumed), "uninterrupted and killed")

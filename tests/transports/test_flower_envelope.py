@@ -1,0 +1,147 @@
+"""What is sealed is what is read: dtypes, shapes, order, bits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift.errors import RunError
+from fedshift.message import Broadcast, Update
+from fedshift.transports.flower_envelope import Envelope, seal, unseal
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex128,
+]
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    size = torch.empty(shape).numel() * dtype.itemsize
+    raw = draw(st.binary(min_size=size, max_size=size))
+    if dtype is torch.bool:
+        raw = bytes(b & 1 for b in raw)
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    tensor = torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)
+    return tensor.transpose(0, -1) if tensor.dim() > 1 and draw(st.booleans()) else tensor
+
+
+trees = st.dictionaries(st.text(max_size=8), tensors(), max_size=4)
+scalars = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
+
+
+@st.composite
+def updates(draw):
+    return Update(
+        draw(st.text(max_size=5)),
+        draw(st.sampled_from(["train", "score", "enrol"])),
+        draw(st.integers(0, 99)),
+        *(draw(trees) for _ in range(3)),
+        examples=draw(st.integers(0, 2**40)),
+        facts=draw(st.dictionaries(st.text(max_size=5), scalars, max_size=3)),
+        metrics=draw(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3)),
+    )
+
+
+def bits(tensor):
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def require_equal(found, message):
+    assert found.scalars() == message.scalars()
+    for section in message.SECTIONS:
+        left, right = getattr(found, section), getattr(message, section)
+        assert list(left) == list(right)
+        for key, value in right.items():
+            assert left[key].dtype == value.dtype
+            assert left[key].shape == value.shape
+            assert bits(left[key]) == bits(value)
+
+
+@given(st.lists(updates(), max_size=3))
+def test_messages_come_out_of_the_envelope_as_they_went_in(messages):
+    found = unseal(seal(messages, {}), Update)
+    assert len(found) == len(messages)
+    for one, other in zip(found, messages, strict=True):
+        require_equal(one, other)
+
+
+@given(st.lists(updates(), max_size=2))
+def test_messages_survive_the_bytes_of_flower(messages):
+    flower = pytest.importorskip("fedshift.transports.flower")
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+    from flwr.proto.recorddict_pb2 import RecordDict
+
+    records = flower.to_records(seal(messages, {}), flower.Header("run", "1.0"), {})
+    blob = recorddict_to_proto(records).SerializeToString()
+    again = recorddict_from_proto(RecordDict.FromString(blob))
+    envelope, header = flower.from_records(again)
+    assert header == flower.Header("run", "1.0")
+    for one, other in zip(unseal(envelope, Update), messages, strict=True):
+        require_equal(one, other)
+
+
+def test_what_is_read_shares_no_memory_and_can_be_written():
+    sent = Broadcast("a", "train", 1, {"w": torch.ones(3)})
+    sealed = seal([sent], {})
+    first, second = (unseal(sealed, Broadcast)[0].shared["w"] for _ in range(2))
+    first.fill_(5.0)
+    assert second.tolist() == sent.shared["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_model_that_all_clients_get_is_packed_once():
+    shared = {"w": torch.ones(3)}
+    packed = {}
+    mail = [Broadcast(c, "train", 1, shared, {"p": torch.zeros(1)}) for c in "ab"]
+    one, other = (seal([message], packed) for message in mail)
+    assert one.blocks["0"] is other.blocks["0"]
+    assert len(packed) == 3
+    both = seal([Broadcast("a", "score", 0, shared), mail[0]], {})
+    assert len(both.blocks) == 2
+
+
+def test_letters_share_bytes_and_nothing_that_can_be_edited():
+    flower = pytest.importorskip("fedshift.transports.flower")
+    envelope, arrays = seal([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {}), {}
+    one, other = (flower.to_records(envelope, None, arrays) for _ in range(2))
+    assert one["config"] is not other["config"]
+    assert one["arrays"] is not other["arrays"]
+    assert one["arrays"]["0"] is other["arrays"]["0"]
+
+
+def spoil(envelope, **changes):
+    words = json.loads(envelope.words) | changes
+    return Envelope(json.dumps(words), envelope.blocks)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda e: Envelope("not JSON", e.blocks),
+        lambda e: Envelope(e.words, {}),
+        lambda e: Envelope(e.words, {"0": e.blocks["0"][:8]}),
+        lambda e: spoil(e, layouts=[]),
+        lambda e: spoil(e, layouts=[[["w", "float33", [3]]]]),
+        lambda e: spoil(e, layouts=[[["w", "nn", [3]]]]),
+        lambda e: spoil(e, layouts=[[["w", "float32", [-1, 3]]]]),
+        lambda e: spoil(e, mail=[{"scalars": {"client": "a"}, "sections": {"other": 0}}]),
+    ],
+)
+def test_a_damaged_envelope_is_refused(damage):
+    envelope = seal([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {})
+    with pytest.raises(RunError, match="not an envelope of fedshift"):
+        unseal(damage(envelope), Broadcast)

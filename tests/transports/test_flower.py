@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedshift
 from fedshift.errors import ConfigError, DivergedError, RunError
 from fedshift.experiment import Options, prepare
+from fedshift.faults import Policy
 from fedshift.message import Broadcast
 from fedshift.runs.config import configure
 from fedshift.testing import play, require_same, start, tiny_scenario, worker
@@ -23,6 +26,7 @@ from fedshift.transports.flower_site import Desk, Header, complaint, heard, name
 from fedshift.transports.flower_transport import FlowerTransport, Patience, Reply, read
 
 CLIENTS = ["dark-0", "dark-1", "bright-0", "bright-1"]
+SKIP = Policy(on_loss="skip")
 HASTY = Patience(connect=0.0, reply=0.0, poll=0.0)
 
 
@@ -61,16 +65,27 @@ class Office:
 def opened():
     """A session whose mail goes through an office, and the office."""
 
-    def build(method="fedavg", clients=CLIENTS, patience=None, turn=sorted, path=None, **changes):
+    def build(
+        method="fedavg",
+        clients=CLIENTS,
+        patience=None,
+        turn=sorted,
+        path=None,
+        policy=Policy(),  # noqa: B008  frozen
+        **changes,
+    ):
         offices = []
 
         def connect(plan):
             site = plan.worker()
             offices.append(Office(Desk(lambda run, node: site), clients, turn))
-            return FlowerTransport(offices[0], plan.config, store=plan.store, patience=patience)
+            return FlowerTransport(
+                offices[0], plan.config, store=plan.store, patience=patience, policy=plan.policy
+            )
 
         config, whole = configure(method, tiny_scenario(**changes))
-        return prepare(config, whole, path, Options(transport=connect)), offices[0]
+        options = Options(transport=connect, policy=policy)
+        return prepare(config, whole, path, options), offices[0]
 
     return build
 
@@ -123,6 +138,66 @@ def test_a_silent_site_is_named_after_its_time(opened):
     office.silent = {"dark-1"}
     session.transport.patience = HASTY
     with pytest.raises(RunError, match=r"site dark-1 failed: did not answer within 0 s"):
+        play(session, 1)
+
+
+def test_a_round_goes_on_without_a_site_that_is_silent_and_with_it_when_it_answers_again(opened):
+    session, office = opened(policy=SKIP)
+    office.silent, session.transport.patience = {"dark-1"}, HASTY
+    play(session, 1)
+    losses = session.record.losses()
+    assert set(losses) == {"dark-1"}
+    assert "did not answer within 0 s" in losses["dark-1"][0]["reason"]
+    office.silent = set()
+    session.transport.patience = Patience(poll=0.0)
+    play(session, 1)
+    assert {u["round"] for u in session.record.losses()["dark-1"]} == {1}
+
+
+def test_nobody_waits_twice_for_a_site_that_is_not_there(opened):
+    session, office = opened(policy=SKIP)
+    node = next(n for n, client in office.at.items() if client == "dark-1")
+    del office.at[node]
+    session.transport.patience = Patience(connect=0.3, poll=0.01)
+    began = time.monotonic()
+    session.transport.find(CLIENTS)
+    assert time.monotonic() - began > 0.3
+    began = time.monotonic()
+    session.transport.find(CLIENTS)
+    assert time.monotonic() - began < 0.2
+    play(session, 1)
+    assert {r["reason"] for r in session.record.losses()["dark-1"]} == {"it is not connected"}
+    office.at[node] = "dark-1"
+    play(session, 1)
+    assert {r["round"] for r in session.record.losses()["dark-1"]} == {1}
+
+
+def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opened):
+    session, office = opened(policy=SKIP, protocols=("personal",), rounds=2)
+    real = office.desk.answer
+
+    def forged(header, envelope, node):
+        found = real(header, envelope, node)
+        if node["client"] != "dark-1":
+            return found
+        return Envelope(found.words.replace('"test/right"', '"test/wrong"'), found.blocks)
+
+    play(session, 1)
+    assert session.record.pending is not None
+    office.desk = SimpleNamespace(answer=forged, introduce=office.desk.introduce)
+    play(session, 1)
+    first = session.record.metrics[0]
+    assert first["unscored"] == ["dark-1"]
+    reasons = [r["reason"] for r in session.record.losses()["dark-1"] if r["task"] == "score"]
+    assert any("metric test/right is missing" in reason for reason in reasons)
+
+
+def test_a_lost_score_ends_a_run_without_a_policy(opened):
+    session, _ = opened(protocols=("personal",), rounds=2)
+    play(session, 1)
+    kept = session.transport.enclosed
+    session.transport.enclosed = lambda: kept()[1:]
+    with pytest.raises(RunError, match="is lost: no answer"):
         play(session, 1)
 
 

@@ -201,6 +201,15 @@ def test_a_renewed_certificate_is_another_one_of_the_same_authority(tmp_path: Pa
     assert place.key.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_server_that_listens_on_one_address_is_certified_for_it(tmp_path: Path):
+    place = server_folder(tmp_path, bind="10.9.9.9", port=8443)
+    found = certificates.read(place.certificate.read_bytes(), "server.crt")
+    assert certificates.covers(found, "10.9.9.9")
+    assert read_server(place.root).local_address == "10.9.9.9:8443"
+    assert ServerSettings(host="x").local_address == "127.0.0.1:8000"
+    assert ServerSettings(host="x", bind="::").local_address == "[::1]:8000"
+
+
 def test_nobody_outlives_the_authority(tmp_path: Path):
     place = server_folder(tmp_path)
     with pytest.raises(ConfigError, match="ask for fewer --days"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import federation as fed
@@ -205,6 +206,31 @@ def test_an_enrolment_forgets_what_an_earlier_try_left(two):
     request, post = two.request(config, "berlin", "paris", path=two.root / "second")
     play_request(request, post)
     assert not old.exists()
+
+
+def test_a_site_whose_state_is_gone_says_so_instead_of_starting_afresh(two):
+    config = folder_run(rounds=3)
+    request, post = two.request(config, "berlin", "paris")
+    session.open_session(request, post).advance()
+    shutil.rmtree(two.root / "paris" / "state")
+    with pytest.raises(RunError, match="client paris has lost its state of this run; restore"):
+        play_request(request, post)
+
+
+def test_a_server_that_is_behind_its_sites_is_told(two):
+    config = folder_run(rounds=3)
+    request, post = two.request(config, "berlin", "paris")
+    opened = session.open_session(request, post)
+    opened.advance()
+    old = (request.path / "checkpoints" / "server.safetensors").read_bytes()
+    opened.advance()
+    (request.path / "checkpoints" / "server.safetensors").write_bytes(old)
+    again = session.open_session(request, post)
+    again.advance()  # one round may be lost: that is what states of two rounds are for
+    opened.advance()
+    (request.path / "checkpoints" / "server.safetensors").write_bytes(old)
+    with pytest.raises(RunError, match="has played round 3, and the server asks for round 2"):
+        play_request(request, post)
 
 
 def test_a_site_under_another_name_than_its_keys_is_refused(two):

@@ -21,7 +21,7 @@ from fedshift.deploy.requests import Request
 from fedshift.deploy.session import play_request
 from fedshift.deploy.settings import read_site
 from fedshift.deploy.sites import facts_of, own_federation
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, RunError
 from fedshift.message import Broadcast, Update
 from fedshift.runs.config import RunConfig
 from fedshift.runs.store import DiskStore
@@ -35,14 +35,35 @@ class SiteWorker(Worker):
     """Plays this site's visits; its state is on this site's disk, and nowhere else."""
 
     def visit(self, mail: Broadcast) -> Update:
-        """As any worker; an enrolment begins a run, so what an earlier try left is forgotten."""
-        if mail.task == "enrol" and isinstance(self.store, DiskStore):
-            shutil.rmtree(self.store.folder, ignore_errors=True)
+        """As any worker; an error is told here, too."""
         try:
+            if isinstance(self.store, DiskStore):
+                follow(self.store.folder, mail)
             return super().visit(mail)
         except FedshiftError as error:
             _tell(error)
             raise
+
+
+def follow(folder: Path, mail: Broadcast) -> None:
+    """An enrolment begins a run and forgets earlier tries; later, the state must fit the round."""
+    mark = folder / "enrolled"
+    if mail.task == "enrol":
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mark.touch()
+        return
+    if not mark.exists():
+        raise RunError(
+            f"client {mail.client} has lost its state of this run; restore {folder} from a backup, "
+            "or begin a new run with another --seed"
+        )
+    ahead = max((int(p.stem) for p in folder.rglob("*.safetensors")), default=0)
+    if ahead > mail.round:
+        raise RunError(
+            f"client {mail.client} has played round {ahead}, and the server asks for round "
+            f"{mail.round}; restore both from backups of one time, or begin a new run"
+        )
 
 
 def place() -> SitePlace:

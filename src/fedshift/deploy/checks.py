@@ -172,7 +172,7 @@ def check_server(place: ServerPlace, settings: ServerSettings) -> float:
             raise ConfigError(f"{key} is missing; run `fedshift server renew {place.root}`")
     places.require_private(place.key)
     found = certificates.read(place.certificate.read_bytes(), str(place.certificate))
-    for host in (settings.host, *settings.names):
+    for host in settings.certified:
         check_certificate(found, host)
     return certificates.days_left(found)
 

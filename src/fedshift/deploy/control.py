@@ -76,9 +76,8 @@ class Control:
 
     def __init__(self, place: ServerPlace) -> None:
         self.place = place
-        port = read_server(place.root).port
         self._client = ControlHttpClient.from_server_address(
-            f"127.0.0.1:{port}",
+            read_server(place.root).local_address,
             insecure=False,
             root_certificates=place.ca.read_bytes(),
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],

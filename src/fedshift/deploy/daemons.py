@@ -36,14 +36,14 @@ def start_server(folder: Path, say: Say) -> None:
     commands = {"SuperLink": superlink(place, settings), "executor": server_executor(place)}
     own = environment(place) | {"FEDSHIFT_SERVER": str(place.root)}
     line = f"listening on {settings.bind}:{settings.port}, stop with Ctrl-C"
-    processes.supervise(commands, own, _said_once(settings.port, say, line))
+    processes.supervise(commands, own, _said_once((settings.local, settings.port), say, line))
 
 
-def _said_once(port: int, say: Say, line: str) -> Callable[[], bool]:
+def _said_once(address: tuple[str, int], say: Say, line: str) -> Callable[[], bool]:
     """Say the line when the daemon listens."""
 
     def ready() -> bool:
-        if not processes.listens("127.0.0.1", port):
+        if not processes.listens(*address):
             return False
         say(line)
         return True
@@ -67,11 +67,11 @@ def superlink(place: ServerPlace, settings: ServerSettings) -> list[str]:
 
 def server_executor(place: ServerPlace) -> list[str]:
     """The command; the SuperLink is on this machine, under a name that its certificate has."""
-    port = read_server(place.root).port
+    address = read_server(place.root).local_address
     return [
         *PYTHON,
         "fedshift.deploy.executor",
-        *("--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(place.ca)),
+        *("--runtime-api-address", address, "--root-certificates", str(place.ca)),
         *("--superexec-auth-secret-file", str(place.secret)),
     ]
 
@@ -91,7 +91,7 @@ def start_site(folder: Path, say: Say) -> None:
     }
     own = environment(place) | {"FEDSHIFT_SITE": str(place.root)}
     line = f"site {settings.id} serves {settings.server}, stop with Ctrl-C"
-    processes.supervise(commands, own, _said_once(port, say, line))
+    processes.supervise(commands, own, _said_once(("127.0.0.1", port), say, line))
 
 
 def supernode(place: SitePlace, server: str, port: int) -> list[str]:

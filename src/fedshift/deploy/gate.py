@@ -37,7 +37,7 @@ class Gate:
             await self.app(scope, receive, send)
         elif scope["path"] == ABOUT:
             await _answer(send, 200, await self._about(scope))
-        elif scope["path"].startswith(FLEET) or is_local(scope.get("client")):
+        elif scope["path"].startswith(FLEET) or is_local(scope):
             await self.app(scope, receive, send)
         else:
             await _answer(send, 403, {"detail": "only from the server's own machine"})
@@ -54,12 +54,16 @@ class Gate:
         return found if status == "unknown" else found | read_expects(self.expects)
 
 
-def is_local(client: tuple[str, int] | None) -> bool:
-    """Whether a request comes from this machine."""
+def is_local(scope: Scope) -> bool:
+    """Whether a request comes from this machine: over loopback, or from its own address."""
+    client, server = scope.get("client"), scope.get("server")
     try:
-        return client is not None and ipaddress.ip_address(client[0]).is_loopback
+        address = ipaddress.ip_address(client[0] if client else "")
     except ValueError:
         return False
+    return address.is_loopback or (
+        server is not None and client is not None and client[0] == server[0]
+    )
 
 
 def read_expects(path: Path) -> dict[str, Any]:

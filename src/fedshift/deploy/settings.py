@@ -25,6 +25,22 @@ class ServerSettings(Frozen):
     bind: str = "0.0.0.0"
     names: tuple[str, ...] = ()  # further names and addresses in the certificate
 
+    @property
+    def local(self) -> str:
+        """The address at which this machine reaches its own server."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+
+    @property
+    def local_address(self) -> str:
+        """The same with the port."""
+        host = f"[{self.local}]" if ":" in self.local else self.local
+        return f"{host}:{self.port}"
+
+    @property
+    def certified(self) -> tuple[str, ...]:
+        """All that the certificate must be for."""
+        return (self.host, *self.names, self.local)
+
 
 class SiteSettings(Frozen):
     """One site: who it is, where the server is, where its data are."""

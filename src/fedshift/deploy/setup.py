@@ -40,7 +40,7 @@ def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPlac
     """An authority, a certificate that it signed, settings and a unit."""
     place = ServerPlace(folder.absolute())
     authority = certificates.make_authority()
-    server = certificates.issue(authority, (settings.host, *settings.names), days)
+    server = certificates.issue(authority, settings.certified, days)
     places.make(place)
     places.write_public(place.ca, authority.certificate)
     places.write_private(place.ca_key, authority.key)
@@ -60,7 +60,7 @@ def renew(place: ServerPlace, settings: ServerSettings, days: int) -> None:
             f"the authority {place.ca} ends in {certificates.days_left(root):.0f} days; ask for "
             "fewer --days, or make a new server folder and give its ca.crt to the sites"
         )
-    _install(place, certificates.issue(authority, (settings.host, *settings.names), days))
+    _install(place, certificates.issue(authority, settings.certified, days))
 
 
 def _install(place: ServerPlace, server: Pair) -> None:

@@ -229,24 +229,32 @@ def as_json(scored: Scored) -> Row:
 
 
 def prepare(
-    config: RunConfig, method: Method, path: Path | None = None, options: Options | None = None
+    config: RunConfig,
+    method: Method,
+    path: Path | None = None,
+    options: Options | None = None,
+    federation: Federation | None = None,
 ) -> Session:
-    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment."""
+    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment.
+
+    ``federation`` is given where the data are elsewhere; the sites have checked them there.
+    """
     options = options or Options()
     place = config.scenario
-    federation = federate(place, config.seed)
-    check_needs(method, place, len(federation.sites))
-    net = build_net(config, method, federation)
-    check_data(federation, place, net)
+    known = federation or federate(place, config.seed)
+    check_needs(method, place, len(known.sites))
+    net = build_net(config, method, known)
+    if federation is None:
+        check_data(known, place, net)
     record = Record(config, path, options.listener.replied)
     record.create()
-    server = open_server(method, place, config.seed, net, granted(federation, place, "server"))
-    workers = workers_for(options, server, federation)
-    plan = Plan(config, method, federation, record.store, workers)
+    server = open_server(method, place, config.seed, net, granted(known, place, "server"))
+    workers = workers_for(options, server, known)
+    plan = Plan(config, method, known, record.store, workers)
     transport = open_transport(options.transport, plan)
     if not record.restore(server):
-        enrol(server, transport, federation.sites, record)
-    return Session(server, transport, federation, record, options.listener)
+        enrol(server, transport, known.sites, record)
+    return Session(server, transport, known, record, options.listener)
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:

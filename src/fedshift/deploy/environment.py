@@ -9,7 +9,7 @@ from fedshift.deploy.places import Place
 from fedshift.errors import ConfigError
 from fedshift.transports.flower_quiet import ENVIRONMENT
 
-POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "PYTHONUNBUFFERED": "1"}
+POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5", "PYTHONUNBUFFERED": "1"}
 
 
 def environment(place: Place) -> dict[str, str]:

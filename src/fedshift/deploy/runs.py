@@ -19,7 +19,7 @@ from fedshift.runs.config import RunConfig
 from fedshift.runs.files import read_json
 from fedshift.runs.record import read_lines
 
-POLL = 0.5  # seconds
+POLL = 1.0  # seconds
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,24 @@ from collections.abc import Iterable, Sequence
 import torch
 import typer
 
-from fedshift.build import build_net, granted
 from fedshift.check import check_needs
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.deploy.requests import Request
 from fedshift.deploy.sites import Facts
 from fedshift.errors import ConfigError, DataError, RunError
-from fedshift.experiment import Listener, Session, play
+from fedshift.experiment import Listener, Options, Session, play, prepare
 from fedshift.machine import one_thread
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig
 from fedshift.runs.files import only_writer, write_json
-from fedshift.runs.record import Record, Row
+from fedshift.runs.record import Row
 from fedshift.scenario import Scenario
-from fedshift.server import enrol, open_server
 from fedshift.transports.flower_envelope import Envelope
 from fedshift.transports.flower_site import heard
 from fedshift.transports.flower_transport import FlowerTransport, Letter, Patience, Post
+
+POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 
 def deployed(scenario: Scenario) -> Scenario:
@@ -51,7 +51,7 @@ class RegisteredSites(FlowerTransport):
     """Mail to sites that are known by their keys; each introduces itself once."""
 
     def __init__(self, post: Post, request: Request) -> None:
-        patience = Patience(connect=request.connect, reply=request.reply)
+        patience = Patience(request.connect, request.reply, POLL)
         super().__init__(post, request.config, patience=patience)
         self.registered = {node: site for site, node in request.nodes.items()}
         self.facts: dict[str, Facts] = {}
@@ -85,24 +85,16 @@ def play_request(request: Request, post: Post) -> RunResult:
 def open_session(request: Request, post: Post) -> Session:
     """Meet the sites, check that they fit together, and take up the last checkpoint."""
     config, method = request.config, request.config.build()
-    check_needs(method, config.scenario, len(request.nodes))
+    check_needs(method, config.scenario, len(request.nodes))  # before anybody is waited for
     transport = RegisteredSites(post, request)
     transport.find(request.nodes)
     federation = federation_of(list(transport.facts.values()), config.scenario)
-    write_json(
-        request.expects, {"classes": list(federation.classes), "shape": list(federation.shape)}
-    )
-    net = build_net(config, method, federation)
-    progress = Lines(config)
-    record = Record(config, request.path, progress.replied)
-    record.create()
-    resources = granted(federation, config.scenario, "server")
-    server = open_server(method, config.scenario, config.seed, net, resources)
-    if record.restore(server):
-        require_roster(server.roster, federation.sites)
-    else:
-        enrol(server, transport, federation.sites, record)
-    return Session(server, transport, federation, record, progress)
+    learnt = {"classes": list(federation.classes), "shape": list(federation.shape)}
+    write_json(request.expects, learnt)
+    options = Options(transport=lambda _plan: transport, listener=Lines(config))
+    session = prepare(config, method, request.path, options, federation)
+    require_roster(session.server.roster, federation.sites)
+    return session
 
 
 def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:

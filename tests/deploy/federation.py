@@ -129,7 +129,7 @@ def command(pid: int) -> str:
 
 
 def configured(method: str, **changes: object) -> RunConfig:
-    given = {"partition": PerDomain(clients_per_domain=1), "rounds": 2, "evaluate_every": 2}
+    given = {"partition": PerDomain(clients_per_domain=1), "rounds": 2}
     scenario = deployed(tiny_scenario(**(given | changes)))
     return configure(method, scenario)[0]
 

@@ -16,12 +16,14 @@ from fedshift import seeds
 from fedshift.deploy import apps, session, sites
 from fedshift.deploy.places import SitePlace
 from fedshift.deploy.requests import Request
+from fedshift.deploy.runs import last_round
 from fedshift.deploy.session import deployed, federation_of, play_request
 from fedshift.deploy.settings import SiteSettings, read_site, write_settings
 from fedshift.deploy.sites import Facts, own_federation
 from fedshift.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.experiment import find_scenario
 from fedshift.runs.config import configure
+from fedshift.runs.record import Record
 from fedshift.transports.flower import GridPost, InMemoryGrid
 
 COUNTS = {"cat": 15, "dog": 10}
@@ -206,6 +208,30 @@ def test_an_enrolment_forgets_what_an_earlier_try_left(two):
     request, post = two.request(config, "berlin", "paris", path=two.root / "second")
     play_request(request, post)
     assert not old.exists()
+
+
+def test_a_round_that_only_the_sites_have_finished_is_played_again(two, monkeypatch):
+    config = folder_run(rounds=3)  # scored each round: scoring rides with the next training
+    request, post = two.request(config, "berlin", "paris")
+    close = Record._close
+
+    def killed(record, server) -> None:
+        if server.round == 2:
+            raise KeyboardInterrupt
+        close(record, server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "_close", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play_request(request, post)
+    assert last_round(request.path) == 1
+    found = play_request(request, post)
+    whole, post = two.request(config, "berlin", "paris", path=two.root / "whole")
+    expected = play_request(whole, post)
+    assert found.summary["protocols"] == expected.summary["protocols"]
+    assert len(found.history) == len(expected.history) == 3
+    file = "checkpoints/server.safetensors"
+    assert fed.tensors(request.path / file) == fed.tensors(whole.path / file)
 
 
 def test_a_site_whose_state_is_gone_says_so_instead_of_starting_afresh(two):

@@ -16,7 +16,7 @@ from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.experiment import Listener, finished, load_result
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig
-from fedshift.runs.files import read_json
+from fedshift.runs.files import read_json, read_tensors
 from fedshift.runs.record import read_lines
 
 POLL = 1.0  # seconds
@@ -81,7 +81,7 @@ def run(
         request.write(ticket.request)
         number = control.start(str(ticket.request))
         ticket.note(number)
-    listener.started(config, len(nodes), len(rows_of(path)) + 1)
+    listener.started(config, len(nodes), last_round(path) + 1)
     watch(control, number, path, listener)
     result = load_result(path)
     listener.finished(result)
@@ -146,5 +146,11 @@ def plain(details: str) -> str:
 
 def going_on(path: Path) -> str:
     """What the same command will do."""
-    last = len(rows_of(path))
+    last = last_round(path)
     return f"; the same command goes on after round {last}" if last else ""
+
+
+def last_round(path: Path) -> int:
+    """The round of the server's checkpoint: what a run goes on from."""
+    file = path / "checkpoints" / "server.safetensors"
+    return int(read_tensors(file)[1]["round"]) if file.exists() else 0

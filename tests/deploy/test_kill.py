@@ -66,7 +66,7 @@ def same(deployment, config, found, alone: Path) -> None:
 def test_a_supernode_killed_in_round_2_and_the_superlink_in_round_3(deployment, tmp_path: Path):
     config = fed.configured("scaffold + fedbn", rounds=4, evaluate_every=4)
     began = clock = time.monotonic()
-    kill_site = At(1, lambda: deployment.kill(SITES[0], "fedshift.deploy.supernode"))
+    kill_site = At(1, lambda: deployment.kill(SITES[0], "deploy/supernode.py"))
     with pytest.raises(RunError, match=f"{SITES[0]}.*the same command goes on after round 1"):
         deployment.run(config, kill_site)
     report("the run ended after the kill of a SuperNode", clock)

@@ -16,7 +16,8 @@ from fedshift.deploy.settings import ServerSettings, read_server, read_site
 from fedshift.errors import RunError
 
 LET_GO = 120.0  # seconds in which the server notices that a killed site is gone
-PYTHON = (sys.executable, "-P", "-m")  # nothing is imported from the working directory
+PYTHON = (sys.executable, "-P")  # nothing is imported from the working directory
+HERE = Path(__file__).parent
 Say = Callable[[str], None]
 
 
@@ -54,8 +55,7 @@ def _said_once(address: tuple[str, int], say: Say, line: str) -> Callable[[], bo
 def superlink(place: ServerPlace, settings: ServerSettings) -> list[str]:
     """The command; keys go by path."""
     return [
-        *PYTHON,
-        "fedshift.deploy.superlink",
+        *(*PYTHON, "-m", "fedshift.deploy.superlink"),
         *("--host", settings.bind, "--port", str(settings.port)),
         *("--ssl-ca-certfile", str(place.ca), "--ssl-certfile", str(place.certificate)),
         *("--ssl-keyfile", str(place.key), "--database", str(place.database)),
@@ -69,8 +69,7 @@ def server_executor(place: ServerPlace) -> list[str]:
     """The command; the SuperLink is on this machine, under a name that its certificate has."""
     address = read_server(place.root).local_address
     return [
-        *PYTHON,
-        "fedshift.deploy.executor",
+        *(*PYTHON, str(HERE / "executor.py")),
         *("--runtime-api-address", address, "--root-certificates", str(place.ca)),
         *("--superexec-auth-secret-file", str(place.secret)),
     ]
@@ -97,8 +96,7 @@ def start_site(folder: Path, say: Say) -> None:
 def supernode(place: SitePlace, server: str, port: int) -> list[str]:
     """The command; the key goes by path."""
     return [
-        *PYTHON,
-        "fedshift.deploy.supernode",
+        *(*PYTHON, str(HERE / "supernode.py")),
         *("--superlink", server, "--root-certificates", str(place.ca)),
         *("--auth-supernode-private-key", str(place.key)),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -109,8 +107,7 @@ def supernode(place: SitePlace, server: str, port: int) -> list[str]:
 def site_executor(place: SitePlace, port: int) -> list[str]:
     """The command; between two processes of this machine there is no TLS, but a secret."""
     return [
-        *PYTHON,
-        "fedshift.deploy.executor",
+        *(*PYTHON, str(HERE / "executor.py")),
         *("--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
         *("--superexec-auth-secret-file", str(place.secret)),
     ]

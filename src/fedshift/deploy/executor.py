@@ -1,8 +1,9 @@
-"""``python -m fedshift.deploy.executor``: Flower's SuperExec, warm, and silent about its tokens.
+"""Flower's SuperExec, warm, and silent about its tokens.
 
 Flower starts an interpreter per message and passes it a token on the command line, for all users of
 the machine to see. Here each message is played by a child of a process that has imported
-everything once; the token reaches it through a pipe.
+everything once; the token reaches it through a pipe. Run as a file, not as a module: it imports
+nothing of fedshift itself, and torch is in memory once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
-from fedshift.deploy.tasks import Task, play
-
 KINDS = {TaskType.SERVER_APP: "server", TaskType.CLIENT_APP: "client"}
 
 
@@ -26,15 +25,22 @@ def launch(_executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
     kind = KINDS.get(spec.task_type)
     if kind is None:
         return LaunchResult.failed(f"fedshift plays no {spec.task_type}")
-    task = Task(
+    task = (
         kind,
         spec.runtime_api_address,
         spec.token,
         spec.root_certificates_path,
         spec.parent_pid,
     )
-    context().Process(target=play, args=(task,), daemon=True).start()
+    context().Process(target=play, args=task, daemon=True).start()
     return LaunchResult.accepted()
+
+
+def play(*task: Any) -> None:
+    """In the child."""
+    from fedshift.deploy import tasks  # noqa: PLC0415  its parent has imported it
+
+    tasks.play(tasks.Task(*task))
 
 
 @cache

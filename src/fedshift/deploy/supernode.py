@@ -1,4 +1,4 @@
-"""``python -m fedshift.deploy.supernode``: Flower's SuperNode, looking for mail every second."""
+"""Flower's SuperNode, looking for mail every second; a file to run that needs no fedshift."""
 
 from __future__ import annotations
 

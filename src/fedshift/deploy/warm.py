@@ -6,6 +6,7 @@ import flwr.superlink.cli.flwr_serverapp
 import flwr.supernode.runtime.run_clientapp
 
 import fedshift.deploy.apps
+import fedshift.deploy.tasks
 from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS
 
 __all__ = ["fedshift", "flwr"]

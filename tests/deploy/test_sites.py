@@ -67,6 +67,12 @@ def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
     assert Facts.from_json(told.to_json()) == told
 
 
+@pytest.mark.parametrize("words", ["", "[]", "{}", '{"classes": 3}'])
+def test_a_site_that_talks_nonsense_is_refused(words):
+    with pytest.raises(RunError, match="introduces itself in words we cannot read"):
+        Facts.from_json(words)
+
+
 def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, monkeypatch):
     folder = images(tmp_path / "berlin-images")
     place = make_site(tmp_path, "berlin")

@@ -15,7 +15,7 @@ from fedshift.data.splits import apply_split
 from fedshift.data.store import read_domain, write_domain
 from fedshift.deploy.places import SitePlace
 from fedshift.deploy.settings import SiteSettings, read_site
-from fedshift.errors import DataError, UnknownNameError
+from fedshift.errors import DataError, RunError, UnknownNameError
 from fedshift.runs.config import RunConfig
 
 
@@ -38,9 +38,17 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> Facts:
         """Inverse of :meth:`to_json`."""
-        row: dict[str, Any] = json.loads(text)
-        row |= {"classes": tuple(row["classes"]), "shape": tuple(row["shape"])}
-        return cls(**row)
+        try:
+            row: dict[str, Any] = json.loads(text)
+            row |= {
+                "classes": tuple(map(str, row["classes"])),
+                "shape": tuple(map(int, row["shape"])),
+            }
+            return cls(**row)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"a site introduces itself in words we cannot read ({error!r})"
+            ) from None
 
 
 def own_federation(place: SitePlace, run: RunConfig) -> Federation:

@@ -66,7 +66,7 @@ def run(
     """Play a run to its end, or go on with it, or join the one that is under way."""
     if done := finished(config, path, resume=True):
         return done
-    ticket = Ticket(control.place, path)
+    ticket, told = Ticket(control.place, path), len(rows_of(path))
     number = ticket.under_way(control)
     nodes = chosen(control.nodes(), terms.sites)
     if number is None:
@@ -82,7 +82,7 @@ def run(
         number = control.start(str(ticket.request))
         ticket.note(number)
     listener.started(config, len(nodes), last_round(path) + 1)
-    watch(control, number, path, listener)
+    watch(control, number, path, listener, told)
     result = load_result(path)
     listener.finished(result)
     return result
@@ -106,21 +106,34 @@ class Ticket:
         return self.request.with_suffix(".run")
 
     def note(self, number: int) -> None:
-        """Keep the number."""
-        write_private(self.number, json.dumps({"run": number}).encode())
+        """Keep the number, and under which start of the server it holds."""
+        content = {"run": number, "start": self._start()}
+        write_private(self.number, json.dumps(content).encode())
 
     def under_way(self, control: Control) -> int | None:
-        """The number, if that run goes on."""
+        """The number, if that run goes on; one that died with its server is ended at once.
+
+        Flower would call it running until it misses its heartbeats, a minute later.
+        """
         if not self.number.exists():
             return None
-        number = int(read_json(self.number)["run"])
+        noted = read_json(self.number)
+        number = int(noted["run"])
         state, _ = control.state(number)
-        return None if state == "finished" else number
+        if state == "finished":
+            return None
+        if noted["start"] == self._start():
+            return number
+        control.stop(number)
+        return None
+
+    def _start(self) -> int:
+        """Changes whenever the server starts."""
+        return self.place.secret.stat().st_mtime_ns
 
 
-def watch(control: Control, number: int, path: Path, listener: Listener) -> None:
-    """Tell of rounds as they come on disk, until the run ends."""
-    told = len(rows_of(path))
+def watch(control: Control, number: int, path: Path, listener: Listener, told: int) -> None:
+    """Tell of rounds beyond those already told, as they come on disk, until the run ends."""
     while True:
         state, details = control.state(number)
         rows = rows_of(path)

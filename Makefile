@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check docs bench tables clean
+.PHONY: demo test test-deploy check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -12,6 +12,11 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
+
+# kill -9 of a site and of the server in the midst of a run, on loopback with TLS: some minutes.
+test-deploy: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_DEPLOY=1 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests/deploy --capture=no
 
 check: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -257,30 +257,38 @@ def as_json(scored: Scored) -> Row:
 
 
 def prepare(
-    config: RunConfig, method: Method, path: Path | None = None, options: Options | None = None
+    config: RunConfig,
+    method: Method,
+    path: Path | None = None,
+    options: Options | None = None,
+    federation: Federation | None = None,
 ) -> Session:
-    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment."""
+    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment.
+
+    ``federation`` is given where the data are elsewhere; the sites have checked them there.
+    """
     options = options or Options()
     place = config.scenario
-    federation = federate(place, config.seed)
-    check_needs(method, place, len(federation.sites))
+    known = federation or federate(place, config.seed)
+    check_needs(method, place, len(known.sites))
     check_policy(method, options.policy)
-    net = build_net(config, method, federation)
-    check_data(federation, place, net)
+    net = build_net(config, method, known)
+    if federation is None:
+        check_data(known, place, net)
     compute = (read_compute(path) or options.compute).decided(net, place.batch_size)
-    federation, net = federation.to(compute.device), compute.place(net)
+    known, net = known.to(compute.device), compute.place(net)
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
-    resources = granted(federation, place, "server")
+    resources = granted(known, place, "server")
     server = open_server(method, place, config.seed, net, resources, record.personal)
-    server.sites, server.policy = tuple(federation.sites), options.policy
+    server.sites, server.policy = tuple(known.sites), options.policy
     check_protection(server)
-    workers = workers_for(options, server, federation)
-    plan = Plan(config, method, federation, record.store, workers, options.policy, compute)
+    workers = workers_for(options, server, known)
+    plan = Plan(config, method, known, record.store, workers, options.policy, compute)
     transport = open_transport(options.transport, plan)
     if not record.restore(server):
-        enrol(server, transport, federation.sites, record)
-    return Session(server, transport, federation, record, options.listener)
+        enrol(server, transport, known.sites, record)
+    return Session(server, transport, known, record, options.listener)
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:

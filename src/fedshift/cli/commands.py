@@ -13,6 +13,8 @@ import fedshift
 from fedshift.cli import options as opt
 from fedshift.cli.catalogue import catalogue, print_catalogue
 from fedshift.cli.data import app as data_app
+from fedshift.cli.deploy import server as server_app
+from fedshift.cli.deploy import site as site_app
 from fedshift.cli.progress import Board
 from fedshift.comparison import compare as compare_runs
 from fedshift.comparison import read_comparison
@@ -25,7 +27,7 @@ from fedshift.experiment import Listener, Options, execute, load_result
 from fedshift.faults import Policy
 from fedshift.registry import METHODS
 from fedshift.report import figures, formats, html, screen
-from fedshift.results import Comparison, RunResult
+from fedshift.results import Comparison
 from fedshift.runs.config import configure
 from fedshift.runs.record import read_config
 from fedshift.transports import TRANSPORTS
@@ -39,6 +41,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(server_app, name="server")
+app.add_typer(site_app, name="site")
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
 
 
@@ -116,23 +120,13 @@ def run(
         listener: Listener = board.watch(config)
         options = Options(resume, transport, listener, count, policy, compute)
         result = execute(config, whole, path, options)
-    _tell(result, path, as_json=as_json, quiet=quiet)
+    opt.tell(result, path, as_json=as_json, quiet=quiet)
 
 
 def _required(method: str | None) -> str:
     if method is None:
         raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
     return method
-
-
-def _tell(result: RunResult, path: Path, *, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(result.summary | {"path": str(path)}))
-    elif quiet:
-        typer.echo(str(path))
-    else:
-        Console().print(screen.detail(result))
-        typer.echo(f"\nkept in {path}")
 
 
 @app.command()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fedshift.errors import ConfigError
 from fedshift.experiment import find_scenario
 from fedshift.registry import parse_settings
+from fedshift.report import screen
+from fedshift.results import RunResult
 from fedshift.scenario import Scenario
 
 Backbone = Annotated[str | None, typer.Option(help="Network; see `fedshift list backbones`.")]
@@ -64,7 +68,7 @@ def number_or_text(value: str) -> int | float | str:
 
 
 def placed(
-    name: str, scale: str | None, grants: list[str] | None, changes: dict[str, Any]
+    name: str | Scenario, scale: str | None, grants: list[str] | None, changes: dict[str, Any]
 ) -> Scenario:
     """The scenario of a command line."""
     if scale not in (None, "laptop", "paper"):
@@ -77,12 +81,23 @@ def placed(
         if key in given:
             given[key] = getattr(base, key) | given[key]
     for key in [k for k in given if "." in k]:
-        owner, _, name = key.partition(".")
+        owner, _, part = key.partition(".")
         if owner not in ("partition", "split", "unseen_split"):
-            raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{name}?")
+            raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{part}?")
         old = getattr(base, owner)
-        given[owner] = given.get(owner, old.model_dump() if old else {}) | {name: given.pop(key)}
+        given[owner] = given.get(owner, old.model_dump() if old else {}) | {part: given.pop(key)}
     return base.change(**given)
+
+
+def tell(result: RunResult, path: Path, *, as_json: bool, quiet: bool) -> None:
+    """A run's numbers as the options ask for them."""
+    if as_json:
+        typer.echo(json.dumps(result.summary | {"path": str(path)}))
+    elif quiet:
+        typer.echo(str(path))
+    else:
+        Console().print(screen.detail(result))
+        typer.echo(f"\nkept in {path}")
 
 
 def workers_of(text: str) -> int | None:

@@ -1,0 +1,1 @@
+"""Deployment over Flower for an operations person: certificates, keys, daemons, runs."""

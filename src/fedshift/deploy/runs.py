@@ -1,0 +1,169 @@
+"""``server run`` and ``server register``: what an operator asks of a running server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.deploy.control import Control, Node
+from fedshift.deploy.keys import PublicKey
+from fedshift.deploy.places import ServerPlace, write_private
+from fedshift.deploy.requests import Request
+from fedshift.errors import ConfigError, RunError, UnknownNameError
+from fedshift.experiment import Listener, finished, load_result
+from fedshift.results import RunResult
+from fedshift.runs.config import RunConfig
+from fedshift.runs.files import read_json, read_tensors
+from fedshift.runs.record import read_lines
+
+POLL = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Terms:
+    """With whom, and how long to wait for them."""
+
+    sites: Sequence[str] = ()  # empty: all that are registered
+    connect: float = 120.0
+    reply: float | None = None
+
+
+def register(control: Control, key: PublicKey) -> bool:
+    """Let a site in; False if it was in already."""
+    for node in control.nodes().values():
+        if node.site == key.site and node.key == key.pem:
+            return False
+        if node.site == key.site:
+            raise ConfigError(
+                f"a site with another key is registered as {key.site!r}; make the new one with "
+                f"another --id, or run `fedshift server remove {control.place.root} {key.site}`"
+            )
+        if node.key == key.pem:
+            raise ConfigError(
+                f"this key is registered as {node.site!r}; make each site a key of its own with "
+                "`fedshift site init`"
+            )
+    control.register(key)
+    return True
+
+
+def chosen(nodes: dict[str, Node], sites: Sequence[str]) -> dict[str, int]:
+    """The nodes of the wanted sites."""
+    if not nodes:
+        raise ConfigError("no site is registered; run `fedshift server register DIR SITE.pub`")
+    for site in sites:
+        if site not in nodes:
+            raise UnknownNameError.of("registered site", site, nodes)
+    return {site: nodes[site].id for site in sorted(sites or nodes)}
+
+
+def run(
+    control: Control, config: RunConfig, path: Path, terms: Terms, listener: Listener
+) -> RunResult:
+    """Play a run to its end, or go on with it, or join the one that is under way."""
+    if done := finished(config, path, resume=True):
+        return done
+    ticket, told = Ticket(control.place, path), len(rows_of(path))
+    number = ticket.under_way(control)
+    nodes = chosen(control.nodes(), terms.sites)
+    if number is None:
+        request = Request(
+            config=config,
+            path=path.absolute(),
+            expects=control.place.expects,
+            nodes=nodes,
+            connect=terms.connect,
+            reply=terms.reply,
+        )
+        request.write(ticket.request)
+        number = control.start(str(ticket.request))
+        ticket.note(number)
+    listener.started(config, len(nodes), last_round(path) + 1)
+    watch(control, number, path, listener, told)
+    result = load_result(path)
+    listener.finished(result)
+    return result
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Flower's number of a run, so that a second ``server run`` joins the first."""
+
+    place: ServerPlace
+    path: Path
+
+    @property
+    def request(self) -> Path:
+        """What the app reads."""
+        return self.place.flower / "requests" / f"{self.path.name}.json"
+
+    @property
+    def number(self) -> Path:
+        """Where the number is noted."""
+        return self.request.with_suffix(".run")
+
+    def note(self, number: int) -> None:
+        """Keep the number, and under which start of the server it holds."""
+        content = {"run": number, "start": self._start()}
+        write_private(self.number, json.dumps(content).encode())
+
+    def under_way(self, control: Control) -> int | None:
+        """The number, if that run goes on; one that died with its server is ended at once.
+
+        Flower would call it running until it misses its heartbeats, a minute later.
+        """
+        if not self.number.exists():
+            return None
+        noted = read_json(self.number)
+        number = int(noted["run"])
+        state, _ = control.state(number)
+        if state == "finished":
+            return None
+        if noted["start"] == self._start():
+            return number
+        control.stop(number)
+        return None
+
+    def _start(self) -> int:
+        """Changes whenever the server starts."""
+        return self.place.secret.stat().st_mtime_ns
+
+
+def watch(control: Control, number: int, path: Path, listener: Listener, told: int) -> None:
+    """Tell of rounds beyond those already told, as they come on disk, until the run ends."""
+    while True:
+        state, details = control.state(number)
+        rows = rows_of(path)
+        for row in rows[told:]:
+            listener.round_done(row)
+        told = max(told, len(rows))
+        if state == "finished":
+            break
+        time.sleep(POLL)
+    if details:
+        raise RunError(f"{plain(details)}{going_on(path)}")
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    """Rounds on disk."""
+    return read_lines(path / "metrics.jsonl")
+
+
+def plain(details: str) -> str:
+    """Our own words of what Flower tells."""
+    return details.removeprefix("ServerApp failed with exception: ").rstrip(".")
+
+
+def going_on(path: Path) -> str:
+    """What the same command will do."""
+    last = last_round(path)
+    return f"; the same command goes on after round {last}" if last else ""
+
+
+def last_round(path: Path) -> int:
+    """The round of the server's checkpoint: what a run goes on from."""
+    file = path / "checkpoints" / "server.safetensors"
+    return int(read_tensors(file)[1]["round"]) if file.exists() else 0

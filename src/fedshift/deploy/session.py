@@ -1,0 +1,158 @@
+"""A run at a server that holds no data: it learns classes, shape and domains from the sites."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+import typer
+
+from fedshift.check import check_needs
+from fedshift.data.federation import Federation, Site, Splits
+from fedshift.data.samples import Samples
+from fedshift.deploy.requests import Request
+from fedshift.deploy.sites import Facts
+from fedshift.errors import ConfigError, DataError, RunError
+from fedshift.experiment import Listener, Options, Session, play, prepare
+from fedshift.machine import one_thread
+from fedshift.results import RunResult
+from fedshift.runs.config import RunConfig
+from fedshift.runs.files import only_writer, write_json
+from fedshift.runs.record import Row
+from fedshift.scenario import Scenario
+from fedshift.transports.flower_envelope import Envelope
+from fedshift.transports.flower_site import heard
+from fedshift.transports.flower_transport import FlowerTransport, Letter, Patience, Post
+
+POLL = 0.3  # seconds between two looks for replies: each asks the database
+
+
+def deployed(scenario: Scenario) -> Scenario:
+    """The scenario as far as it can be played where the server holds no data.
+
+    Sites are scored on their own test samples; there is no unseen domain, and nothing is granted
+    that the server would have to hold.
+    """
+    held = {"server_unlabelled", "client_target_unlabelled"}
+    return scenario.change(
+        unseen=None,
+        unseen_split=None,
+        protocols=("personal",),
+        analyses=(),
+        newcomer="refuse",
+        grants=tuple(g for g in scenario.grants if g not in held),
+    )
+
+
+class RegisteredSites(FlowerTransport):
+    """Mail to sites that are known by their keys; each introduces itself once."""
+
+    def __init__(self, post: Post, request: Request) -> None:
+        patience = Patience(request.connect, request.reply, POLL)
+        super().__init__(post, request.config, patience=patience)
+        self.registered = {node: site for site, node in request.nodes.items()}
+        self.facts: dict[str, Facts] = {}
+
+    def _meet(self) -> None:
+        present = self.post.nodes() & self.registered.keys()
+        self._known = {node: self.registered[node] for node in present}
+        strangers = {self.registered[n]: n for n in present if self.registered[n] not in self.facts}
+        letters = {
+            site: Letter(node, "query.facts", self.header, Envelope("", {}))
+            for site, node in strangers.items()
+        }
+        for site, reply in self._exchange(letters) if letters else ():
+            if reply.envelope is None:
+                raise heard(site, reply.failure)
+            told = Facts.from_json(reply.envelope.words)
+            if told.client != site:
+                raise ConfigError(
+                    f"the site that is registered as {site!r} calls itself {told.client!r}; set "
+                    f"id in its site.toml, or register it again"
+                )
+            self.facts[site] = told
+
+
+def play_request(request: Request, post: Post) -> RunResult:
+    """Play a run from its last finished round to its end."""
+    with one_thread(), only_writer(request.path):
+        return play(open_session(request, post))
+
+
+def open_session(request: Request, post: Post) -> Session:
+    """Meet the sites, check that they fit together, and take up the last checkpoint."""
+    config, method = request.config, request.config.build()
+    check_needs(method, config.scenario, len(request.nodes))  # before anybody is waited for
+    transport = RegisteredSites(post, request)
+    transport.find(request.nodes)
+    federation = federation_of(list(transport.facts.values()), config.scenario)
+    learnt = {"classes": list(federation.classes), "shape": list(federation.shape)}
+    write_json(request.expects, learnt)
+    options = Options(transport=lambda _plan: transport, listener=Lines(config))
+    session = prepare(config, method, request.path, options, federation)
+    require_roster(session.server.roster, federation.sites)
+    return session
+
+
+def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:
+    """A run goes on with the sites that it began with."""
+    if odd := set(enrolled) ^ set(present):
+        names = ", ".join(sorted(odd))
+        raise RunError(
+            f"the run began with other sites; {names} joined or left since; name its sites with "
+            "--site, or begin a new run with --out"
+        )
+
+
+def federation_of(facts: Sequence[Facts], scenario: Scenario) -> Federation:
+    """What the server knows of the sites: names and sizes, no data."""
+    require_equal(facts, "classes", "name its class folders as the others do, or set classes")
+    require_equal(facts, "shape", "set size")
+    order = {name: i for i, name in enumerate(scenario.domains)}
+    ordered = sorted(facts, key=lambda f: (order.get(f.domain, len(order)), f.domain, f.client))
+    nothing = Samples(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long))
+    empty = Splits(nothing, nothing, nothing)
+    return Federation(
+        {f.client: Site(f.client, f.domain, empty) for f in ordered},
+        {},
+        None,
+        facts[0].classes,
+        facts[0].shape,
+    )
+
+
+def require_equal(facts: Sequence[Facts], field: str, remedy: str) -> None:
+    """Name the site that differs from most."""
+    values = {f.client: getattr(f, field) for f in sorted(facts, key=lambda f: f.client)}
+    usual, _ = Counter(values.values()).most_common(1)[0]
+    for client, value in values.items():
+        if value != usual:
+            raise DataError(
+                f"site {client} has {field} {_words(value)}, the others {_words(usual)}; {remedy} "
+                f"in the site.toml of {client}"
+            )
+
+
+def _words(values: Iterable[object]) -> str:
+    return json.dumps([*values]) if values else "none"
+
+
+class Lines(Listener):
+    """One line per round in the server's log."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.began = config, time.monotonic()
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """See :class:`Listener`."""
+        typer.echo(f"{config.label}: {clients} sites, from round {first_round}")
+
+    def round_done(self, row: Row) -> None:
+        """See :class:`Listener`."""
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in row["losses"].items())
+        spent = time.monotonic() - self.began
+        rounds = self.config.scenario.rounds
+        typer.echo(f"{self.config.label}: round {row['round']}/{rounds}  {losses}  {spent:.0f} s")

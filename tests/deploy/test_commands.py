@@ -1,0 +1,188 @@
+"""The commands as an operator types them: what they make, what they print, what they refuse."""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+import fedshift
+from fedshift.cli import main
+from fedshift.deploy import checks
+from fedshift.deploy.checks import About, Data
+from fedshift.deploy.places import SitePlace
+from fedshift.deploy.processes import free_port, supervise
+from fedshift.deploy.settings import read_site
+from fedshift.errors import ConfigError, DataError, RunError
+
+
+def run(capsys, *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in args])
+    out = capsys.readouterr()
+    return int(stop.value.code or 0), out.out, out.err
+
+
+def refused(capsys, *args: object) -> str:
+    """The one line of a command that exits with code 2."""
+    code, _, error = run(capsys, *args)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1, error
+    return error
+
+
+@pytest.fixture
+def server(capsys, tmp_path: Path) -> Path:
+    folder = tmp_path / "server"
+    host = ("--host", "fl.example.org", "--san", "10.0.0.9", "--port", "8443")
+    code, out, _ = run(capsys, "server", "init", folder, *host)
+    assert code == 0
+    assert "let the sites' machines reach TCP port 8443 of fl.example.org; no other port" in out
+    assert f"next: fedshift server start {folder}\n" in out
+    return folder
+
+
+def site_args(made: Path, folder: Path, **changes: str) -> list[object]:
+    given = {"id": "berlin", "server": "fl.example.org:8443", "ca": made / "ca.crt", "data": "."}
+    flags = [x for key, value in (given | changes).items() for x in (f"--{key}", value)]
+    return ["site", "init", folder, *flags]
+
+
+def test_init_writes_what_was_asked_for(capsys, server, tmp_path: Path):
+    settings = tomllib.loads((server / "server.toml").read_text())
+    assert settings["host"] == "fl.example.org"
+    assert settings["port"] == 8443
+    assert settings["names"] == ["10.0.0.9"]
+    folder = tmp_path / "site"
+    args = site_args(server, folder, data=str(tmp_path), classes="cat, dog", size="32")
+    code, out, _ = run(capsys, *args)
+    assert code == 0
+    assert f"send to the server's operator: {folder / 'berlin.pub'}\n" in out
+    found = read_site(folder)
+    assert (found.classes, found.size, found.folder) == (("cat", "dog"), 32, str(tmp_path))
+    assert found.address == ("fl.example.org", 8443)
+    assert (folder / "ca.crt").read_bytes() == (server / "ca.crt").read_bytes()
+
+
+def test_a_folder_that_exists_is_left_alone(capsys, server):
+    before = {p.name: p.read_bytes() for p in server.iterdir() if p.is_file()}
+    line = refused(capsys, "server", "init", server, "--host", "x")
+    assert "exists already and is not empty; choose another folder" in line
+    line = refused(capsys, *site_args(server, server))
+    assert "exists already" in line
+    assert before == {p.name: p.read_bytes() for p in server.iterdir() if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"server": "fl.example.org"}, "write HOST:PORT"),
+        ({"server": "fl.example.org:99999"}, "write HOST:PORT"),
+        ({"id": "a/b"}, "cannot be a site's id"),
+        ({"ca": "missing.crt"}, "cannot read missing.crt: No such file or directory"),
+        ({"ca": __file__}, "is not a certificate"),
+    ],
+)
+def test_site_init_with_bad_input(changes, told, capsys, server, tmp_path: Path):
+    assert told in refused(capsys, *site_args(server, tmp_path / "site", **changes))
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_host_that_is_no_name_is_refused(capsys, tmp_path: Path):
+    line = refused(capsys, "server", "init", tmp_path / "s", "--host", "münchen.example")
+    assert "is neither a host name nor an address" in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_port_that_is_taken_is_told(capsys, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        bind = ("--host", "localhost", "--bind", "127.0.0.1", "--port", port)
+        assert run(capsys, "server", "init", tmp_path / "s", *bind)[0] == 0
+        line = refused(capsys, "server", "start", tmp_path / "s")
+    assert f"cannot listen on 127.0.0.1:{port}: address already in use; stop what uses it" in line
+
+
+def test_an_expired_certificate_is_told_at_the_server(capsys, server, monkeypatch):
+    monkeypatch.setattr("fedshift.deploy.certificates.days_left", lambda *_: -1.0)
+    line = refused(capsys, "server", "start", server)
+    assert "the server's certificate expired on" in line
+    assert "fedshift server renew" in line
+
+
+def test_a_server_that_does_not_run_is_told(capsys, server):
+    (server / "server.toml").write_text(f'host = "localhost"\nport = {free_port()}\n')
+    assert "does not answer; run `fedshift server start" in refused(
+        capsys, "server", "sites", server
+    )
+    line = refused(capsys, "server", "run", server, "--method", "fedavg")
+    assert "does not answer" in line
+
+
+def test_settings_that_cannot_be_read_are_told(capsys, server, tmp_path: Path):
+    assert "does not exist; `fedshift server init` makes" in refused(
+        capsys, "server", "start", tmp_path / "nowhere"
+    )
+    (server / "server.toml").write_text("host = \n")
+    assert "server.toml cannot be read" in refused(capsys, "server", "start", server)
+    (server / "server.toml").write_text('host = "x"\nport = 70000\n')
+    assert "port is 70000" in refused(capsys, "server", "start", server)
+
+
+def test_renew_keeps_the_names_and_adds_new_ones(capsys, server):
+    code, out, _ = run(capsys, "server", "renew", server, "--san", "other.example", "--days", "99")
+    assert (code, out) == (0, "renewed for 99 days; start the server again to use it\n")
+    assert tomllib.loads((server / "server.toml").read_text())["names"] == [
+        "10.0.0.9",
+        "other.example",
+    ]
+
+
+def test_a_missing_extra_is_told(capsys, server, monkeypatch):
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("fedshift.deploy.environment.version", missing)
+    line = refused(capsys, "server", "start", server)
+    assert "needs Flower, which is not installed; pip install 'fedshift[flower]'" in line
+
+
+@pytest.fixture
+def place(capsys, server, tmp_path: Path) -> SitePlace:
+    assert run(capsys, *site_args(server, tmp_path / "site"))[0] == 0
+    return SitePlace(tmp_path / "site")
+
+
+def test_what_the_server_says_must_fit_the_site(place):
+    settings, version = read_site(place.root), fedshift.__version__
+    data = Data(("cat", "dog"), (3, 8, 8), {"cat": 1, "dog": 1})
+    with pytest.raises(ConfigError, match=r"this site has fedshift .*, the server 9\.9; pip inst"):
+        checks.fits(place, settings, About("9.9", "offline"), data)
+    with pytest.raises(ConfigError, match=r"does not know this site's key; send .*berlin\.pub"):
+        checks.fits(place, settings, About(version, "unknown"), data)
+    with pytest.raises(DataError, match=r'has classes \["cat", "dog"\], the federation \["cow"\]'):
+        checks.fits(place, settings, About(version, "offline", ("cow",)), data)
+    with pytest.raises(DataError, match=r"shape .*, the federation \[3, 9, 9\]; .*or size in"):
+        checks.fits(place, settings, About(version, "offline", data.classes, (3, 9, 9)), data)
+    checks.fits(place, settings, About(version, "registered", data.classes, data.shape), data)
+
+
+def test_the_check_describes_the_data():
+    data = Data(("cat", "dog"), (3, 8, 9), {"cat": 2, "dog": 5})
+    assert checks.describe(data) == "7 images of 9x8, cat 2, dog 5"
+
+
+def test_a_daemon_that_ends_takes_the_others_with_it(tmp_path: Path):
+    mark = tmp_path / "ended"
+    commands = {
+        "first": ["sh", "-c", f"trap 'touch {mark}; exit' TERM; while :; do sleep 0.1; done"],
+        "second": ["sh", "-c", "sleep 0.5; exit 7"],
+    }
+    with pytest.raises(RunError, match=r"the second ended \(exit code 7\)"):
+        supervise(commands, {"PATH": "/bin:/usr/bin"}, lambda: True)
+    assert mark.exists()
+    assert mark.stat().st_mode & 0o077 == 0, "daemons write private files"

@@ -1,0 +1,304 @@
+"""Sites with folders of images, and a server without data that meets them on a grid in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import federation as fed
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedshift import seeds
+from fedshift.deploy import apps, session, sites
+from fedshift.deploy.places import SitePlace
+from fedshift.deploy.requests import Request
+from fedshift.deploy.runs import last_round
+from fedshift.deploy.session import deployed, federation_of, play_request
+from fedshift.deploy.settings import SiteSettings, read_site, write_settings
+from fedshift.deploy.sites import Facts, own_federation
+from fedshift.errors import ConfigError, DataError, RunError, UnknownNameError
+from fedshift.experiment import find_scenario
+from fedshift.runs.config import configure
+from fedshift.runs.record import Record
+from fedshift.transports.flower import GridPost, InMemoryGrid
+
+COUNTS = {"cat": 15, "dog": 10}
+
+
+def images(folder: Path, counts=COUNTS, size: int = 8) -> Path:
+    rng = np.random.default_rng(seeds.derive(folder.name))
+    for label, count in counts.items():
+        (folder / label).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 255, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{i}.png")
+    return folder
+
+
+def make_site(root: Path, name: str, **changes: object) -> SitePlace:
+    place = SitePlace(root / name)
+    place.root.mkdir()
+    given = {"id": name, "server": "127.0.0.1:1", "folder": str(root / f"{name}-images")} | changes
+    write_settings(place.settings, SiteSettings(**given), "site")
+    return place
+
+
+def folder_run(method: str = "fedbn", **changes: object):
+    from fedshift.cli.deploy import SITES
+
+    given = {"rounds": 2, "batch_size": 4, "backbone_options": {"width": 4}} | changes
+    return configure(method, deployed(SITES.change(**given)))[0]
+
+
+def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
+    images(tmp_path / "berlin-images")
+    place = make_site(tmp_path, "berlin", domain="mri-a")
+    own = own_federation(place, folder_run())
+    assert own.classes == ("cat", "dog")
+    assert own.shape == (3, 8, 8)
+    assert own.sites["berlin"].domain == "mri-a"
+    told = sites.facts_of(own)
+    # a fifth of each class for the test; a tenth of the 20 others for validation
+    assert (told.test, told.val, told.train) == (3 + 2, 2, 25 - 5 - 2)
+    assert Facts.from_json(told.to_json()) == told
+
+
+@pytest.mark.parametrize("words", ["", "[]", "{}", '{"classes": 3}'])
+def test_a_site_that_talks_nonsense_is_refused(words):
+    with pytest.raises(RunError, match="introduces itself in words we cannot read"):
+        Facts.from_json(words)
+
+
+def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, monkeypatch):
+    folder = images(tmp_path / "berlin-images")
+    place = make_site(tmp_path, "berlin")
+    first = sites.open_folder(place, read_site(place.root))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshift.data.images.decode", lambda *_: pytest.fail("decoded again"))
+        again = sites.open_folder(place, read_site(place.root))
+    assert again.x.equal(first.x)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "cat" / "new.png")
+    assert len(sites.open_folder(place, read_site(place.root)).y) == len(first.y) + 1
+
+
+def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path):
+    place = make_site(tmp_path, "berlin")
+    with pytest.raises(DataError, match="is not a folder; set folder in"):
+        sites.open_folder(place, read_site(place.root))
+    (tmp_path / "berlin-images").mkdir()
+    with pytest.raises(DataError, match="has no images; expected"):
+        sites.open_folder(place, read_site(place.root))
+    images(tmp_path / "paris-images")
+    other = make_site(tmp_path, "paris", classes=("cat", "cow"))
+    with pytest.raises(DataError, match="has the class 'dog', which is not one of cat, cow"):
+        sites.open_folder(other, read_site(other.root))
+
+
+def test_a_class_without_images_can_be_named(tmp_path: Path):
+    images(tmp_path / "berlin-images")
+    place = make_site(tmp_path, "berlin", classes=("ant", "cat", "dog"))
+    domain = sites.open_folder(place, read_site(place.root))
+    assert domain.classes == ("ant", "cat", "dog")
+    assert set(domain.y.tolist()) == {1, 2}
+
+
+def facts(client: str, **changes: object) -> Facts:
+    given = {
+        "domain": "d",
+        "classes": ("a", "b"),
+        "shape": (3, 8, 8),
+        "train": 5,
+        "val": 1,
+        "test": 2,
+    }
+    return Facts(client, **(given | changes))
+
+
+def test_a_site_with_other_classes_or_another_size_is_named():
+    scenario = fed.configured("fedavg").scenario
+    trio = [facts("x"), facts("y"), facts("z", classes=("a", "c"))]
+    with pytest.raises(
+        DataError, match=r'site z has classes \["a", "c"\], the others \["a", "b"\]'
+    ):
+        federation_of(trio, scenario)
+    with pytest.raises(DataError, match=r"site x has shape .*16.*; set size in the site.toml of x"):
+        federation_of([facts("x", shape=(3, 16, 16)), facts("y"), facts("z")], scenario)
+
+
+def test_sites_come_in_the_order_of_the_scenarios_domains():
+    scenario = fed.configured("fedavg").scenario
+    told = [facts("b", domain="bright"), facts("z", domain="other"), facts("d", domain="dark")]
+    assert list(federation_of(told, scenario).sites) == ["d", "b", "z"]
+
+
+def test_a_server_without_data_scores_sites_on_their_own_and_grants_nothing_it_lacks():
+    digits = find_scenario("digits")
+    there = deployed(digits)
+    assert (there.protocols, there.unseen, there.newcomer) == (("personal",), None, "refuse")
+    assert "server_unlabelled" in digits.grants
+    assert "server_unlabelled" not in there.grants
+    assert there.lr == digits.lr
+
+
+class Many:
+    """The site whose turn it is, for a grid in memory: one process plays them all."""
+
+    def __init__(self, root: Path, monkeypatch) -> None:
+        self.root = root
+        original = apps.respond
+
+        def respond(message, context, handle):
+            monkeypatch.setenv("FEDSHIFT_SITE", str(self.root / context.node_config["name"]))
+            return original(message, context, handle)
+
+        monkeypatch.setattr(apps, "respond", respond)
+        monkeypatch.setattr("fedshift.transports.flower.respond", respond)
+
+    def request(self, config, *names: str, **changes: object) -> tuple[Request, GridPost]:
+        grid = InMemoryGrid(apps.client, [{"name": name} for name in names])
+        nodes = {
+            name: node
+            for node, context in grid._contexts.items()
+            for name in [context.node_config["name"]]
+        }
+        path, expects = self.root / "run", self.root / "expects.json"
+        given = {"config": config, "path": path, "expects": expects, "nodes": nodes, "connect": 0.1}
+        return Request(**(given | changes)), GridPost(grid)
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch) -> Many:
+    images(tmp_path / "berlin-images")
+    images(tmp_path / "paris-images", {"cat": 9, "dog": 12})
+    make_site(tmp_path, "berlin")
+    make_site(tmp_path, "paris")
+    return Many(tmp_path, monkeypatch)
+
+
+def test_a_run_over_folders_learns_classes_and_shape_and_leaves_state_at_the_sites(two):
+    request, post = two.request(folder_run(), "berlin", "paris")
+    result = play_request(request, post)
+    metrics = result.outcome("personal").metrics
+    assert set(metrics.domains) == {"berlin", "paris"}
+    assert json.loads(request.expects.read_text()) == {
+        "classes": ["cat", "dog"],
+        "shape": [3, 8, 8],
+    }
+    for name in ("berlin", "paris"):
+        kept = list((two.root / name / "state").rglob("*.safetensors"))
+        assert {p.parent.name for p in kept} == {name}
+    assert not (request.path / "checkpoints" / "clients").exists()
+
+
+def test_a_run_goes_on_after_its_last_round_with_the_same_sites_only(two):
+    config = folder_run(rounds=3)
+    request, post = two.request(config, "berlin", "paris")
+    opened = session.open_session(request, post)
+    opened.advance()
+    again = session.open_session(request, post)
+    assert again.server.round == 1
+    less, post = two.request(config, "berlin")
+    with pytest.raises(RunError, match="began with other sites; paris joined or left since"):
+        session.open_session(less, post)
+
+
+def test_an_enrolment_forgets_what_an_earlier_try_left(two):
+    config = folder_run()
+    play_request(*two.request(config, "berlin", "paris"))
+    old = two.root / "berlin" / "state" / config.name / "berlin" / "9.safetensors"
+    old.write_bytes(b"left over")
+    request, post = two.request(config, "berlin", "paris", path=two.root / "second")
+    play_request(request, post)
+    assert not old.exists()
+
+
+def test_a_round_that_only_the_sites_have_finished_is_played_again(two, monkeypatch):
+    config = folder_run(rounds=3)  # scored each round: scoring rides with the next training
+    request, post = two.request(config, "berlin", "paris")
+    close = Record._close
+
+    def killed(record, server) -> None:
+        if server.round == 2:
+            raise KeyboardInterrupt
+        close(record, server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "_close", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play_request(request, post)
+    assert last_round(request.path) == 1
+    found = play_request(request, post)
+    whole, post = two.request(config, "berlin", "paris", path=two.root / "whole")
+    expected = play_request(whole, post)
+    assert found.summary["protocols"] == expected.summary["protocols"]
+    assert len(found.history) == len(expected.history) == 3
+    file = "checkpoints/server.safetensors"
+    assert fed.tensors(request.path / file) == fed.tensors(whole.path / file)
+
+
+def test_a_site_whose_state_is_gone_says_so_instead_of_starting_afresh(two):
+    config = folder_run(rounds=3)
+    request, post = two.request(config, "berlin", "paris")
+    session.open_session(request, post).advance()
+    shutil.rmtree(two.root / "paris" / "state")
+    with pytest.raises(RunError, match="client paris has lost its state of this run; restore"):
+        play_request(request, post)
+
+
+def test_a_server_that_is_behind_its_sites_is_told(two):
+    config = folder_run(rounds=3)
+    request, post = two.request(config, "berlin", "paris")
+    opened = session.open_session(request, post)
+    opened.advance()
+    old = (request.path / "checkpoints" / "server.safetensors").read_bytes()
+    opened.advance()
+    (request.path / "checkpoints" / "server.safetensors").write_bytes(old)
+    again = session.open_session(request, post)
+    again.advance()  # one round may be lost: that is what states of two rounds are for
+    opened.advance()
+    (request.path / "checkpoints" / "server.safetensors").write_bytes(old)
+    with pytest.raises(RunError, match="has played round 3, and the server asks for round 2"):
+        play_request(request, post)
+
+
+def test_a_site_under_another_name_than_its_keys_is_refused(two):
+    request, post = two.request(folder_run(), "berlin", "paris")
+    swapped = {"berlin": request.nodes["paris"], "paris": request.nodes["berlin"]}
+    with pytest.raises(ConfigError, match=r"registered as '(berlin|paris)' calls itself"):
+        play_request(request.model_copy(update={"nodes": swapped}), post)
+
+
+def test_a_site_that_is_not_there_is_named(two):
+    request, post = two.request(folder_run(), "berlin")
+    nodes = request.nodes | {"paris": 7}
+    with pytest.raises(RunError, match="no site called paris has connected"):
+        play_request(request.model_copy(update={"nodes": nodes}), post)
+
+
+def test_a_site_of_another_version_hears_of_it_and_so_does_the_server(two, monkeypatch, capsys):
+    request, post = two.request(folder_run(), "berlin", "paris")
+    opened = session.RegisteredSites(post, request)
+    monkeypatch.setattr("fedshift.__version__", "9.9")
+    with pytest.raises(ConfigError, match=r"this site has fedshift 9\.9, the server 0"):
+        opened.find(request.nodes)
+    assert "error: this site has fedshift 9.9" in capsys.readouterr().err
+
+
+def test_a_site_with_too_few_images_hears_of_it(two, capsys):
+    images(two.root / "rome-images", {"cat": 1})
+    make_site(two.root, "rome", classes=("cat", "dog"))
+    request, post = two.request(folder_run(), "berlin", "rome")
+    with pytest.raises(DataError, match="client rome has"):
+        play_request(request, post)
+    assert "error: client rome has" in capsys.readouterr().err
+
+
+def test_a_trial_site_that_the_scenario_does_not_have_is_told(tmp_path: Path):
+    place = make_site(tmp_path, "nowhere-0", trial=True, folder=None)
+    with pytest.raises(UnknownNameError, match="'nowhere-0'"):
+        own_federation(place, fed.configured("fedavg"))
+    assert os.environ.get("FEDSHIFT_SITE") is None

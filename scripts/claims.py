@@ -19,6 +19,7 @@ import fedshift
 from fedshift.cli.progress import Board
 from fedshift.data.label_skew import SequentialDirichlet
 from fedshift.data.partition import PerDomain
+from fedshift.data.splits import Random
 from fedshift.errors import DataError
 from fedshift.evaluate.protocols import evaluate
 from fedshift.experiment import Session, prepare
@@ -59,6 +60,7 @@ VOTING = ("fedka - global-disentangler - embedding-matching",)
 PHOTO = {"domains": ("scan", "print", "meter", "outline"), "unseen": "photo"}
 ORACLE = {"selection": "oracle"}
 WHOLE = {"partition": PerDomain()}  # one client per look with all its images, the paper's layout
+HALVES = {"partition": PerDomain(clients_per_domain=2)}  # all images of a look at its two sites
 CSAC = ("fedavg", "csac", "csac[acquisition=1]", "csac[lam=0]")
 TABLE_4 = ("csac[distance=average]", "csac[distance=similarity]")
 
@@ -77,6 +79,7 @@ CLAIMS: dict[str, list[Claim]] = {
     ],
     "f2dc": [
         Claim("f2dc-digits", "digits", F2DC, ("global",)),
+        Claim("f2dc-digits-whole", "digits", F2DC, ("global",), HALVES),
         Claim("f2dc-office", "f2dc/office-caltech", F2DC, ("global",)),
         Claim("f2dc-pacs", "f2dc/pacs", F2DC, ("global",)),
     ],
@@ -95,7 +98,14 @@ CLAIMS: dict[str, list[Claim]] = {
     "feddebias": [
         Claim("feddebias-digits", "digits", (*FEDDEBIAS, *COMPONENTS), ("global",), keys=BOTH),
         Claim("feddebias-skewed", "digits", FEDDEBIAS, ("global",), SKEWED, keys=BOTH),
-        Claim("feddebias-rotated", "feddebias/rotated-mnist", FEDDEBIAS, ("global",), keys=BOTH),
+        Claim(
+            "feddebias-rotated",
+            "csac/rotated-mnist/deg75",
+            FEDDEBIAS,
+            ("global",),
+            {"split": Random()},
+            keys=BOTH,
+        ),
         Claim("feddebias-pacs", "feddebias/pacs", FEDDEBIAS, ("global",), keys=BOTH),
     ],
 }

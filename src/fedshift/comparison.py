@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -19,7 +18,8 @@ from fedshift.check import check_needs
 from fedshift.data.federation import federate
 from fedshift.errors import DivergedError, RunError
 from fedshift.experiment import Listener, Options, execute, find_scenario, load_result
-from fedshift.message import Update
+from fedshift.machine import cores
+from fedshift.message import Lost, Update
 from fedshift.method import Method
 from fedshift.results import Comparison, Failure, RunResult
 from fedshift.runs.config import RunConfig, configure
@@ -56,14 +56,15 @@ def compare(
         seeds: one run each.
         out: folder of run directories; runs that are finished there are not played again, those
             that are not are continued.
-        workers: processes; None takes one per core, at most one per run.
+        workers: processes; None takes one per core. Several runs are played side by side, one
+            process each; a single run has its clients visited by that many.
         watch: makes a listener for each run.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     jobs = plan(methods, [find_scenario(s, **changes) for s in scenarios], seeds, out)
     watch = watch or (lambda _: Listener())
-    count = min(workers or os.cpu_count() or 1, len(jobs))
-    play = _one_by_one if count <= 1 else _side_by_side
+    count = workers or cores()
+    play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
     for job, outcome in play(jobs, watch, count):
         found[job.config.name] = outcome
@@ -103,19 +104,20 @@ def read_comparison(out: Path) -> Comparison:
     return Comparison([load_result(file.parent) for file in found], [], out)
 
 
-def _attempt(job: Job, listener: Listener) -> RunResult | Failure:
+def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
     """Play one run; divergence is a result of a comparison, not its end."""
+    options = Options(resume=True, transport="auto", listener=listener, workers=workers)
     try:
-        return execute(job.config, job.method, job.path, Options(resume=True, listener=listener))
+        return execute(job.config, job.method, job.path, options)
     except DivergedError as error:
         return Failure(job.config, str(error))
 
 
 def _one_by_one(
-    jobs: Sequence[Job], watch: Watch, _workers: int
+    jobs: Sequence[Job], watch: Watch, workers: int
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
     for job in jobs:
-        yield job, _attempt(job, watch(job.config))
+        yield job, _attempt(job, watch(job.config), workers)
 
 
 def _side_by_side(
@@ -127,7 +129,7 @@ def _side_by_side(
     listeners = {job.config.name: watch(job.config) for job in jobs}
     with (
         _relay(queue, listeners),
-        ProcessPoolExecutor(workers, context, _set_up, (queue,)) as pool,
+        ProcessPoolExecutor(min(workers, len(jobs)), context, _set_up, (queue,)) as pool,
     ):
         futures: dict[Future[RunResult | Failure], Job] = {
             pool.submit(_attempt_remotely, job): job for job in jobs
@@ -187,6 +189,10 @@ class Speaker(Listener):
         """A client has answered; its tensors stay here."""
         short = Update(update.client, update.task, update.round, metrics=update.metrics)
         self._say("replied", short)
+
+    def lost(self, lost: Lost) -> None:
+        """A client has not answered, or its answer was refused."""
+        self._say("lost", lost)
 
     def round_done(self, row: Row) -> None:
         """A round is on disk."""

@@ -42,7 +42,7 @@ class Start:
     """What a worker process is given once."""
 
     config: RunConfig
-    method: Method | None  # None: built again from its words
+    method: Method
     store: StateStore
     data: dict[str, tuple[dict[str, Where], tuple[str, ...]]]  # domain -> tensors, classes
     options: str
@@ -243,9 +243,8 @@ def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
     }
     for i, (name, field) in keys.items():
         data[name][0][field] = wheres[i]
-    method = None if plan.config.replayable else plan.method
     options = federation.options_of(place)
-    return Start(plan.config, method, store, data, options, plan.compute)
+    return Start(plan.config, plan.method, store, data, options, plan.compute)
 
 
 def open_plan(start: Start, reader: Reader) -> Plan:
@@ -257,5 +256,4 @@ def open_plan(start: Start, reader: Reader) -> Plan:
     }
     federation.adopt(place.data, start.options, domains)
     made = federation.federate(place, start.config.seed)
-    method = start.method or start.config.build()
-    return Plan(start.config, method, made, start.store, compute=start.compute)
+    return Plan(start.config, start.method, made, start.store, compute=start.compute)

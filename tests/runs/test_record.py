@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedshift import comparison
 from fedshift.comparison import compare
 from fedshift.errors import RunError
-from fedshift.experiment import Options, load_result, prepare, run
+from fedshift.experiment import Options, execute, load_result, prepare, run
 from fedshift.runs.config import configure
 from fedshift.runs.files import only_writer, read_tensors
 from fedshift.runs.record import read_lines
@@ -209,3 +210,15 @@ def test_the_roster_is_written_when_it_changes_and_comes_back(tmp_path: Path):
     assert roster.stat().st_mtime_ns == written
     again = prepare(config, whole, tmp_path / "r", Options(resume=True))
     assert again.server.roster == session.server.roster
+
+
+def test_a_single_run_of_a_comparison_gets_all_workers_and_several_get_one_each(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        comparison, "execute", lambda *args: (seen.append(args[3]), execute(*args[:3]))[1]
+    )
+    compare(["fedavg"], [tiny_scenario(rounds=1)], workers=3)
+    assert [(o.transport, o.workers) for o in seen] == [("auto", 3)]
+    seen.clear()
+    compare(["fedavg", "fedbn"], [tiny_scenario(rounds=1)], workers=1)
+    assert [(o.transport, o.workers) for o in seen] == [("auto", 1)] * 2

@@ -16,7 +16,7 @@ from fedshift.deploy.control import Control
 from fedshift.deploy.places import ServerPlace, SitePlace
 from fedshift.deploy.processes import free_port, listens
 from fedshift.deploy.runs import Terms, register, run
-from fedshift.deploy.session import deployed
+from fedshift.deploy.session import COMPUTE, deployed
 from fedshift.deploy.settings import ServerSettings, SiteSettings
 from fedshift.experiment import Listener, Options, execute
 from fedshift.results import RunResult
@@ -135,7 +135,7 @@ def configured(method: str, **changes: object) -> RunConfig:
 
 
 def in_process(config: RunConfig, path: Path) -> RunResult:
-    return execute(config, config.build(), path, Options())
+    return execute(config, config.build(), path, Options(compute=COMPUTE))
 
 
 def tensors(path: Path) -> dict[str, list[float]]:

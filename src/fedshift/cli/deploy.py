@@ -15,6 +15,7 @@ from fedshift.cli import options as opt
 from fedshift.cli.progress import Board
 from fedshift.data.splits import Given
 from fedshift.errors import ConfigError
+from fedshift.faults import Policy
 from fedshift.runs.config import configure
 from fedshift.scenario import Scenario, one_line
 
@@ -157,9 +158,9 @@ def server_run(
         list[str] | None, typer.Option("--site", help="Only these; default: all registered.")
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds for a site to come online.")] = 120.0,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds for a site's answer; default: no limit.")
-    ] = None,
+    on_loss: opt.OnLoss = "fail",
+    timeout: opt.Timeout = None,
+    min_sites: opt.MinSites = 1,
     out: Annotated[Path | None, typer.Option(help="Run directory; default DIR/runs/NAME.")] = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -176,7 +177,8 @@ def server_run(
     config, _ = configure(method, place, seed=seed, settings=own, without=tuple(without or ()))
     here = ServerPlace(folder.absolute())
     path = out or here.runs / config.name
-    terms = Terms(tuple(sites or ()), wait, timeout)
+    policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
+    terms = Terms(tuple(sites or ()), wait, policy)
     with Control(here) as control, Board(quiet=quiet) as board:
         result = run(control, config, path, terms, board.watch(config))
     opt.tell(result, path, as_json=as_json, quiet=quiet)

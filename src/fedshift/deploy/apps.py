@@ -15,11 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.build import build_net, granted
 from fedshift.check import check_data
 from fedshift.client import Worker
-from fedshift.compute import Compute
 from fedshift.data.federation import Federation
 from fedshift.deploy.places import SitePlace
 from fedshift.deploy.requests import Request
-from fedshift.deploy.session import play_request
+from fedshift.deploy.session import COMPUTE, play_request
 from fedshift.deploy.settings import read_site
 from fedshift.deploy.sites import facts_of, own_federation
 from fedshift.errors import FedshiftError, RunError
@@ -88,13 +87,11 @@ def open_worker(run: RunConfig, node: Node) -> Worker:
 
 def _worker(run: RunConfig, own: Federation, store: DiskStore) -> Worker:
     method = run.build()
-    net = build_net(run, method, own)
-    compute = Compute().decided(net, run.scenario.batch_size)
     return SiteWorker(
         method,
         run.scenario,
         run.seed,
-        compute.place(net),
+        COMPUTE.place(build_net(run, method, own)),
         own.sites,
         store,
         granted(own, run.scenario, "client"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedshift.deploy.places import write_private
 from fedshift.errors import RunError
+from fedshift.faults import Policy
 from fedshift.runs.config import RunConfig
 from fedshift.runs.files import read_json
 from fedshift.scenario import Frozen
@@ -19,7 +20,7 @@ class Request(Frozen):
     expects: Path  # where classes and shape are noted
     nodes: dict[str, int]  # Flower's number of each site: its key proves it, its word does not
     connect: float = 120.0  # seconds for a site to come up
-    reply: float | None = None  # seconds for an answer
+    policy: Policy = Policy()  # what to do without a site's answer
 
     def write(self, path: Path) -> None:
         """For the app to read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedshift.deploy.control import Control, Node
@@ -14,6 +14,7 @@ from fedshift.deploy.places import ServerPlace, write_private
 from fedshift.deploy.requests import Request
 from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.experiment import Listener, finished, load_result
+from fedshift.faults import Policy
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig
 from fedshift.runs.files import read_json, read_tensors
@@ -27,8 +28,8 @@ class Terms:
     """With whom, and how long to wait for them."""
 
     sites: Sequence[str] = ()  # empty: all that are registered
-    connect: float = 120.0
-    reply: float | None = None
+    connect: float = 120.0  # seconds for a site to come up
+    policy: Policy = field(default_factory=Policy)  # what to do without a site's answer
 
 
 def register(control: Control, key: PublicKey) -> bool:
@@ -76,7 +77,7 @@ def run(
             expects=control.place.expects,
             nodes=nodes,
             connect=terms.connect,
-            reply=terms.reply,
+            policy=terms.policy,
         )
         request.write(ticket.request)
         number = control.start(str(ticket.request))

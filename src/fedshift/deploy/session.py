@@ -11,6 +11,7 @@ import torch
 import typer
 
 from fedshift.check import check_needs
+from fedshift.compute import Compute
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.deploy.requests import Request
@@ -27,6 +28,7 @@ from fedshift.transports.flower_envelope import Envelope
 from fedshift.transports.flower_site import heard
 from fedshift.transports.flower_transport import FlowerTransport, Letter, Patience, Post
 
+COMPUTE = Compute(layout="channels-last")  # the same on every machine, so that bits agree
 POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 
@@ -51,8 +53,9 @@ class RegisteredSites(FlowerTransport):
     """Mail to sites that are known by their keys; each introduces itself once."""
 
     def __init__(self, post: Post, request: Request) -> None:
-        patience = Patience(request.connect, request.reply, POLL)
-        super().__init__(post, request.config, patience=patience)
+        policy = request.policy
+        patience = Patience(request.connect, policy.timeout, POLL)
+        super().__init__(post, request.config, patience=patience, policy=policy)
         self.registered = {node: site for site, node in request.nodes.items()}
         self.facts: dict[str, Facts] = {}
 
@@ -88,10 +91,20 @@ def open_session(request: Request, post: Post) -> Session:
     check_needs(method, config.scenario, len(request.nodes))  # before anybody is waited for
     transport = RegisteredSites(post, request)
     transport.find(request.nodes)
+    if missing := sorted(request.nodes.keys() - transport.facts.keys()):
+        raise RunError(
+            f"site {missing[0]} is not online, and a run begins with all its sites; start it, or "
+            "name the others with --site"
+        )
     federation = federation_of(list(transport.facts.values()), config.scenario)
     learnt = {"classes": list(federation.classes), "shape": list(federation.shape)}
     write_json(request.expects, learnt)
-    options = Options(transport=lambda _plan: transport, listener=Lines(config))
+    options = Options(
+        transport=lambda _plan: transport,
+        listener=Lines(config),
+        policy=request.policy,
+        compute=COMPUTE,
+    )
     session = prepare(config, method, request.path, options, federation)
     require_roster(session.server.roster, federation.sites)
     return session

@@ -10,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509 import verification
 
 from fedshift.deploy import certificates, keys, places, setup
 from fedshift.deploy.certificates import Pair
@@ -77,6 +79,22 @@ def test_a_strict_client_accepts_the_certificate_for_its_names_only(authority, t
             pytest.raises(ssl.SSLCertVerificationError, match=r"match"),
         ):
             trusting.wrap_socket(raw, server_hostname="evil.example.org")
+
+
+def test_a_server_certificate_can_sign_nothing(authority):
+    server = certificates.issue(authority, ["fl.example.org"])
+    below = certificates.issue(server, ["evil.example.org"])
+    trusted = verification.Store([certificates.read(authority.certificate, "ca.crt")])
+    verifier = (
+        verification.PolicyBuilder()
+        .store(trusted)
+        .build_server_verifier(x509.DNSName("evil.example.org"))
+    )
+    with pytest.raises(verification.VerificationError):
+        verifier.verify(
+            certificates.read(below.certificate, "below"),
+            [certificates.read(server.certificate, "server.crt")],
+        )
 
 
 def test_a_good_certificate_passes_the_sites_check(authority, tmp_path: Path):
@@ -157,6 +175,12 @@ def test_an_id_that_is_no_folder_name_is_refused(site):
 )
 def test_a_file_that_is_no_public_key_is_refused(content, tmp_path: Path):
     (tmp_path / "b.pub").write_text(content)
+    with pytest.raises(ConfigError, match=r"is not the ID\.pub"):
+        keys.read_public(tmp_path / "b.pub")
+
+
+def test_a_public_key_that_names_no_site_is_refused(tmp_path: Path):
+    (tmp_path / "b.pub").write_bytes(keys.make_key("berlin")[1].rsplit(b" ", 1)[0])
     with pytest.raises(ConfigError, match=r"is not the ID\.pub"):
         keys.read_public(tmp_path / "b.pub")
 

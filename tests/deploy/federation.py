@@ -19,6 +19,7 @@ from fedshift.deploy.runs import Terms, register, run
 from fedshift.deploy.session import COMPUTE, deployed
 from fedshift.deploy.settings import ServerSettings, SiteSettings
 from fedshift.experiment import Listener, Options, execute
+from fedshift.faults import Policy
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig, configure
 from fedshift.runs.files import read_tensors
@@ -81,10 +82,13 @@ class Deployment:
             self.start("site", name)
         self.wait(lambda: set(sites) <= self.online(), f"{sites} are online")
 
-    def run(self, config: RunConfig, listener: Listener | None = None) -> RunResult:
+    def run(
+        self, config: RunConfig, listener: Listener | None = None, policy: Policy | None = None
+    ) -> RunResult:
+        terms = Terms(connect=150, policy=policy or Policy())
         with Control(self.server) as control:
             path = self.server.runs / config.name
-            return run(control, config, path, Terms(connect=150), listener or Listener())
+            return run(control, config, path, terms, listener or Listener())
 
     def wait(self, until, what: str, seconds: float = 150) -> None:
         end = time.monotonic() + seconds

@@ -15,6 +15,7 @@ from federation import SITES, Deployment
 
 from fedshift.errors import RunError
 from fedshift.experiment import Listener
+from fedshift.faults import Policy
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,6 +86,19 @@ def test_a_supernode_killed_in_round_2_and_the_superlink_in_round_3(deployment, 
     found = deployment.run(config)
     report("the rest of the run", clock)
     report("everything", began)
+    same(deployment, config, found, tmp_path / "run")
+
+
+def test_a_patient_server_waits_for_a_killed_site(deployment, tmp_path: Path):
+    config = fed.configured("fedbn", rounds=3, evaluate_every=3)
+
+    def kill_and_restart() -> None:
+        deployment.kill(SITES[0], "deploy/supernode.py")
+        deployment.start("site", SITES[0])  # it waits until the server lets go
+
+    clock = time.monotonic()
+    found = deployment.run(config, At(1, kill_and_restart), Policy("wait", timeout=600))
+    report("a run that waited for a killed site", clock)
     same(deployment, config, found, tmp_path / "run")
 
 

@@ -22,6 +22,7 @@ from fedshift.deploy.settings import SiteSettings, read_site, write_settings
 from fedshift.deploy.sites import Facts, own_federation
 from fedshift.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.experiment import find_scenario
+from fedshift.faults import Policy
 from fedshift.runs.config import configure
 from fedshift.runs.record import Record
 from fedshift.transports.flower import GridPost, InMemoryGrid
@@ -277,6 +278,31 @@ def test_a_site_that_is_not_there_is_named(two):
     nodes = request.nodes | {"paris": 7}
     with pytest.raises(RunError, match="no site called paris has connected"):
         play_request(request.model_copy(update={"nodes": nodes}), post)
+
+
+def test_a_run_begins_with_all_its_sites_however_lenient(two):
+    request, post = two.request(folder_run(), "berlin", policy=Policy("skip"))
+    nodes = request.nodes | {"paris": 7}
+    with pytest.raises(RunError, match="site paris is not online, and a run begins with all"):
+        play_request(request.model_copy(update={"nodes": nodes}), post)
+
+
+def test_a_site_that_fails_later_is_skipped_where_the_policy_says_so(two):
+    config = folder_run("fedavg", rounds=2)
+    request, post = two.request(config, "berlin", "paris", policy=Policy("skip"))
+    opened = session.open_session(request, post)
+    shutil.rmtree(two.root / "paris" / "state")  # it will refuse to train on from nothing
+    opened.advance()
+    lost = [row for row in opened.record.ledger if "lost its state" in str(row)]
+    assert {row["client"] for row in lost} == {"paris"}
+    assert opened.server.round == 1
+
+
+def test_a_request_comes_back_from_its_file(two, tmp_path: Path):
+    request, _ = two.request(folder_run(), "berlin", policy=Policy("wait", 30.0, 2))
+    request.write(tmp_path / "request.json")
+    assert Request.read(tmp_path / "request.json") == request
+    assert (tmp_path / "request.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_site_of_another_version_hears_of_it_and_so_does_the_server(two, monkeypatch, capsys):

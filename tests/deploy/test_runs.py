@@ -121,3 +121,10 @@ def test_sites_are_chosen_by_name():
         chosen(nodes, ["d"])
     with pytest.raises(ConfigError, match="no site is registered; run `fedshift server register"):
         chosen({}, [])
+
+
+def test_noise_from_a_seed_is_refused_before_anybody_is_asked(control):
+    config = fed.configured("fedavg + local-dp")
+    with pytest.raises(ConfigError, match=r"local-dp\[randomness=system\]"):
+        runs.run(control, config, control.place.runs / config.name, Terms(), Listener())
+    assert not control.requests

@@ -15,6 +15,7 @@ from fedshift.deploy.requests import Request
 from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.experiment import Listener, finished, load_result
 from fedshift.faults import Policy
+from fedshift.privacy.check import require_secret
 from fedshift.results import RunResult
 from fedshift.runs.config import RunConfig
 from fedshift.runs.files import read_json, read_tensors
@@ -65,6 +66,7 @@ def run(
     control: Control, config: RunConfig, path: Path, terms: Terms, listener: Listener
 ) -> RunResult:
     """Play a run to its end, or go on with it, or join the one that is under way."""
+    require_secret(config.build())
     if done := finished(config, path, resume=True):
         return done
     ticket, told = Ticket(control.place, path), len(rows_of(path))

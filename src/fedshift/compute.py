@@ -35,7 +35,7 @@ class Compute:
     """What a worker is told; ``auto`` is decided once, where a run is prepared."""
 
     device: str = "cpu"  # cpu, cuda, cuda:1, mps, or auto
-    layout: str = "auto"  # one of LAYOUTS
+    layout: str = "channels-last"  # one of LAYOUTS; a time that decides for us decides our bits
     compile: bool = False  # torch.compile the net, once per process for all its sites
 
     def decided(self, net: Net, batch_size: int) -> Compute:

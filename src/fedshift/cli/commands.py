@@ -18,7 +18,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.progress import Board
 from fedshift.comparison import compare as compare_runs
 from fedshift.comparison import read_comparison
-from fedshift.compute import LAYOUTS, Compute
+from fedshift.compute import Compute
 from fedshift.data.federation import holdings
 from fedshift.data.partition_table import plot as draw_partition
 from fedshift.data.partition_table import render_table
@@ -82,8 +82,8 @@ def run(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "cpu",
     layout: Annotated[
         str,
-        typer.Option(help=f"Memory of conv nets: {', '.join(LAYOUTS)} (tried once per net)."),
-    ] = "auto",
+        typer.Option(help="Memory of conv nets: channels-last, contiguous, or auto: tried once."),
+    ] = "channels-last",
     compiled: Annotated[
         bool, typer.Option("--compile", help="torch.compile the net, once per process.")
     ] = False,

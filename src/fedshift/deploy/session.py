@@ -28,7 +28,7 @@ from fedshift.transports.flower_envelope import Envelope
 from fedshift.transports.flower_site import heard
 from fedshift.transports.flower_transport import FlowerTransport, Letter, Patience, Post
 
-COMPUTE = Compute(layout="channels-last")  # the same on every machine, so that bits agree
+COMPUTE = Compute()  # the same on every machine, so that bits agree
 POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 

@@ -12,7 +12,7 @@ from common import WORKS, bare, header, interleave, ratios, rounds, session
 
 from fedshift.machine import one_thread
 
-REPEATS = 11
+REPEATS = 9
 
 
 def main(wanted: list[str]) -> None:

@@ -30,7 +30,7 @@ from fedshift.loop import (
     shuffled_rows,
 )
 from fedshift.message import Broadcast, Update
-from fedshift.method import Method, Named, Part, Phase, Player, through_net
+from fedshift.method import Method, Named, Part, Phase, Player, through_net, whole_net
 from fedshift.net import Net, Output, Scope, batch_norm_buffers, call_frozen, load
 from fedshift.runs.store import State, StateStore
 from fedshift.scenario import Scenario
@@ -272,9 +272,10 @@ class Worker:
             for part in correcting:
                 part.correct(client, step)
 
+        own = self.named.items() if player.train is whole_net else player.train(client)
         return Turn(
             player.name,
-            [*player.train(client), *(self._companions(client) if not player.objective else ())],
+            [*own, *(self._companions(client) if not player.objective else ())],
             partial(player.forward, client),
             objective,
             optimisation,

@@ -64,8 +64,9 @@ class Samples:
 
         ``change`` sees images in [0, 1], before they are normalised.
         """
-        rows = self.rows[positions]
-        return as_input(self.x.index_select(0, rows), self.pixels, change), self.y[rows]
+        rows = self.rows.index_select(0, positions.to(self.rows.device))
+        x = as_input(self.x.index_select(0, rows), self.pixels, change)
+        return x, self.y.index_select(0, rows)
 
     def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in large batches."""

@@ -39,24 +39,34 @@ class Writer:
         self.name = f"{os.getpid()}.{next(self._count)}"
         self.path, self.size = "", 0
         self._file: int | None = None
+        self._kinds: list[tuple[torch.Size, torch.dtype]] = []  # of what was written last
+        self._wheres: list[Where] = []
+        self._views: list[Tensor] = []
 
     def write(self, tensors: Mapping[int, Tensor]) -> dict[int, Where]:
         """Copy tensors into the block; the same keys, where each of them lies."""
-        places: dict[int, int] = {}
-        end = 0
-        for key, tensor in tensors.items():
-            places[key] = end
+        kinds = [(tensor.shape, tensor.dtype) for tensor in tensors.values()]
+        if kinds != self._kinds:
+            self._arrange(list(tensors.values()))
+            self._kinds = kinds
+        filled = [tensor.detach() for tensor in tensors.values() if tensor.numel()]
+        if filled:
+            torch._foreach_copy_(self._views, filled)
+        return dict(zip(tensors, self._wheres, strict=True))
+
+    def _arrange(self, tensors: list[Tensor]) -> None:
+        """Give each tensor its place in the block."""
+        places, end = [], 0
+        for tensor in tensors:
+            places.append(end)
             end += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
         if end > self.size:
             self._grow(end)
-        out = {}
-        for key, tensor in tensors.items():
-            shape, dtype = tuple(tensor.shape), tensor.dtype
-            where = Where(self.name, self.path, self.size, places[key], shape, dtype)
-            if tensor.numel():
-                _view(self._memory, where).copy_(tensor.detach())
-            out[key] = where
-        return out
+        self._wheres = [
+            Where(self.name, self.path, self.size, place, tuple(tensor.shape), tensor.dtype)
+            for place, tensor in zip(places, tensors, strict=True)
+        ]
+        self._views = [_view(self._memory, where) for where in self._wheres if 0 not in where.shape]
 
     def _grow(self, size: int) -> None:
         self.close()

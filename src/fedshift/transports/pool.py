@@ -32,6 +32,7 @@ from fedshift.method import Method
 from fedshift.runs.config import RunConfig
 from fedshift.runs.store import DiskStore, MemoryStore, StateStore
 from fedshift.transports.blocks import Reader, Where, Writer
+from fedshift.tree import Tree
 
 AHEAD = 2  # messages that a worker may hold, so that it never waits for the server
 Layout = dict[str, dict[str, Where]]  # section -> entry -> where
@@ -55,6 +56,7 @@ class Desk:
 
     process: Any
     line: Connection
+    post: Line
     writers: list[Writer]
     clients: deque[str]  # whose mail it holds
     sent: int = 0
@@ -81,7 +83,8 @@ class Pool:
             process.start()
             there.close()
             writers = [Writer() for _ in range(AHEAD)]
-            self._desks.append(Desk(process, here, writers, deque()))
+            post = Line(here, self._reader)
+            self._desks.append(Desk(process, here, post, writers, deque()))
         for desk in self._desks:
             self._receive(desk)
 
@@ -114,13 +117,13 @@ class Pool:
         """What a worker has sent; a visit that failed is a loss if the run may outlive it."""
         client = desk.clients[0]
         try:
-            scalars, layout = self._receive(desk)
+            scalars, sections = self._receive(desk)
         except FedshiftError as error:
             if not self._lenient or not desk.process.is_alive():
                 return error
             desk.clients.popleft()
             return Lost(client, task.task, task.round, str(error))
-        return Update(**scalars, **_sections(layout, self._reader))
+        return Update(**scalars, **sections)
 
     def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
         """What several messages carry, written once."""
@@ -128,20 +131,21 @@ class Pool:
         shared = {id(t): t for message in mail for t in _tensors(message) if seen[id(t)] > 1}
         return self._common.write(shared)
 
-    def _send(self, desk: Desk, waiting: deque[Broadcast], common: Mapping[int, Where]) -> None:
+    def _send(self, desk: Desk, waiting: deque[Broadcast], common: dict[int, Where]) -> None:
         if not waiting:
             return
         message = waiting.popleft()
-        writer = desk.writers[desk.sent % len(desk.writers)]
+        slot = desk.sent % len(desk.writers)
+        writer = desk.writers[slot]
         own = {id(t): t for t in _tensors(message) if id(t) not in common}
         desk.clients.append(message.client)
         desk.sent += 1
         with _alive(desk):
-            desk.line.send((message.scalars(), _layout(message, writer.write(own) | dict(common))))
+            desk.post.send(slot, message, writer.write(own) | common)
 
     def _receive(self, desk: Desk) -> Any:
         with _alive(desk):
-            answer = desk.line.recv()
+            answer = desk.post.receive()
         if isinstance(answer, BaseException):
             raise answer
         if desk.clients:
@@ -190,15 +194,37 @@ def _tensors(message: Message) -> Iterator[Tensor]:
         yield from getattr(message, section).values()
 
 
-def _layout(message: Message, places: Mapping[int, Where]) -> Layout:
-    return {
-        section: {name: places[id(t)] for name, t in getattr(message, section).items()}
-        for section in message.SECTIONS
-    }
+class Line:
+    """Messages over a connection whose tensors lie in shared memory.
 
+    Where they lie seldom changes from one message in a slot to the next: then it is not said again,
+    and the views that the reader has made still hold.
+    """
 
-def _sections(layout: Layout, reader: Reader) -> dict[str, Any]:
-    return {name: reader.read_tree(part) for name, part in layout.items()}
+    def __init__(self, connection: Connection, reader: Reader) -> None:
+        self.connection, self.reader = connection, reader
+        self._said: dict[int, Layout] = {}  # by slot
+        self._views: dict[int, dict[str, Tree]] = {}
+
+    def send(self, slot: int, message: Message, places: Mapping[int, Where]) -> None:
+        """Say a message's scalars, and where its tensors lie."""
+        layout: Layout = {
+            section: {name: places[id(t)] for name, t in getattr(message, section).items()}
+            for section in message.SECTIONS
+        }
+        news = None if self._said.get(slot) == layout else layout
+        self._said[slot] = layout
+        self.connection.send((message.scalars(), slot, news))
+
+    def receive(self) -> Any:
+        """Scalars and sections of a message, or whatever else was said."""
+        said = self.connection.recv()
+        if not isinstance(said, tuple):
+            return said
+        scalars, slot, news = said
+        if news is not None:
+            self._views[slot] = {k: self.reader.read_tree(part) for k, part in news.items()}
+        return scalars, {name: dict(part) for name, part in self._views[slot].items()}
 
 
 def serve(line: Connection, start: Start) -> None:
@@ -210,15 +236,16 @@ def serve(line: Connection, start: Start) -> None:
     try:
         worker = open_plan(start, reader).worker()
         line.send("ready")
+        post = Line(line, reader)
         for turn in range(sys.maxsize):
-            scalars, layout = line.recv()
+            scalars, sections = post.receive()
             try:
-                reply = worker.visit(Broadcast(**scalars, **_sections(layout, reader)))
+                reply = worker.visit(Broadcast(**scalars, **sections))
             except FedshiftError as error:
                 line.send(error)
                 continue
-            places = writers[turn % len(writers)].write({id(t): t for t in _tensors(reply)})
-            line.send((reply.scalars(), _layout(reply, places)))
+            slot = turn % len(writers)
+            post.send(slot, reply, writers[slot].write({id(t): t for t in _tensors(reply)}))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except FedshiftError as error:

@@ -6,6 +6,7 @@ Too slow for every change: a killed site is let go after a minute. Figures go to
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from federation import SITES, Deployment
 from fedshift.errors import RunError
 from fedshift.experiment import Listener
 from fedshift.faults import Policy
+from fedshift.runs.record import read_lines
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,13 +105,16 @@ def test_a_patient_server_waits_for_a_killed_site(deployment, tmp_path: Path):
 
 
 def test_the_time_of_a_round(deployment, tmp_path: Path):
-    for method in ("fedavg", "fedbn", "scaffold", "fdse", "f2dc"):
+    for method in ("fedavg", "fedbn", "scaffold", "fdse", "f2dc", "csac", "feddebias"):
         config = fed.configured(method, rounds=3, evaluate_every=3)
         clock = time.monotonic()
         found = deployment.run(config)
-        rounds = ", ".join(f"{row['seconds']:.1f}" for row in found.history)
-        report(f"{method}, 3 rounds of {rounds} s", clock)
         same(deployment, config, found, tmp_path / method)
+        deployed = [row["seconds"] for row in found.history]
+        alone = [row["seconds"] for row in read_lines(tmp_path / method / "metrics.jsonl")]
+        ratio = statistics.median(deployed) / statistics.median(alone)
+        rounds = ", ".join(f"{seconds:.1f}" for seconds in deployed)
+        report(f"{method}, 3 rounds of {rounds} s, {ratio:.0f} times those in one process", clock)
 
 
 def report(what: str, since: float) -> None:

@@ -139,8 +139,7 @@ class Worker:
         self.initial = tree.clone(self.entries)
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
-        hooks = ("probe", "batch", "loss", "correct")
-        self.acting = {hook: self.method.overriding(hook) for hook in hooks}
+        self.acting = {h: self.method.overriding(h) for h in ("probe", "batch", "loss", "correct")}
 
     def keys(self, scope: Scope) -> set[str]:
         """Entries that live in ``scope``."""

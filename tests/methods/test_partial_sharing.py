@@ -59,6 +59,7 @@ def test_local_is_a_site_training_alone(same, state_of):
     session = play(start("local"))
     alone = start("fedavg", **pooled)
     alone.server.roster = {"dark-0": alone.server.roster["dark-0"]}
+    alone.server.sites = ("dark-0",)  # nobody else is asked to enrol
     same(play(alone).server.shared, state_of(session, "dark-0", "net"))
 
 

@@ -51,6 +51,10 @@ def run(capsys, *args: str) -> tuple[int, str]:
 
 
 CASES = {
+    "no unseen domain for its protocol": (
+        ["--method", "fedka", "--set", "scenario.unseen=none"],
+        "an unseen protocol needs the name of the unseen domain",
+    ),
     "unknown method": (
         ["--method", "fedagv"],
         "no method or part is called 'fedagv'; did you mean fedavg",

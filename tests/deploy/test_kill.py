@@ -36,7 +36,6 @@ class At(Listener):
 
     def round_done(self, row):
         if row["round"] == self.round:
-            time.sleep(1)
             self.act()
 
 
@@ -67,7 +66,7 @@ def same(deployment, config, found, alone: Path) -> None:
 
 
 def test_a_supernode_killed_in_round_2_and_the_superlink_in_round_3(deployment, tmp_path: Path):
-    config = fed.configured("scaffold + fedbn", rounds=4, evaluate_every=4)
+    config = fed.configured("scaffold + fedbn", rounds=4, evaluate_every=4, epochs=100)
     began = clock = time.monotonic()
     kill_site = At(1, lambda: deployment.kill(SITES[0], "deploy/supernode.py"))
     with pytest.raises(RunError, match=f"{SITES[0]}.*the same command goes on after round 1"):
@@ -92,7 +91,7 @@ def test_a_supernode_killed_in_round_2_and_the_superlink_in_round_3(deployment, 
 
 
 def test_a_patient_server_waits_for_a_killed_site(deployment, tmp_path: Path):
-    config = fed.configured("fedbn", rounds=3, evaluate_every=3)
+    config = fed.configured("fedbn", rounds=3, evaluate_every=3, epochs=100)
 
     def kill_and_restart() -> None:
         deployment.kill(SITES[0], "deploy/supernode.py")

@@ -101,12 +101,9 @@ def run(
         config = read_config(out)
         whole = config.build()
     else:
-        own, changes = opt.split_settings(settings)
-        changes |= {
-            "backbone": backbone,
-            "rounds": rounds,
-            "clients_per_round": clients_per_round,
-        }
+        own, changes = opt.split_settings(
+            settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+        )
         config, whole = configure(
             _required(method),
             opt.placed(scenario, scale, grant, changes),
@@ -147,11 +144,12 @@ def compare(
     quiet: opt.Quiet = False,
 ) -> None:
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
-    own, changes = opt.split_settings(settings)
+    own, changes = opt.split_settings(
+        settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+    )
     if own:
         key = next(iter(own))
         raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
-    changes |= {"backbone": backbone, "rounds": rounds, "clients_per_round": clients_per_round}
     places = [
         opt.placed(name, scale, grant, dict(changes))
         for item in scenario

@@ -171,8 +171,9 @@ def server_run(
     from fedshift.deploy.runs import Terms, run
     from fedshift.deploy.session import deployed
 
-    own, changes = opt.split_settings(settings)
-    changes |= {"backbone": backbone, "rounds": rounds, "clients_per_round": clients_per_round}
+    own, changes = opt.split_settings(
+        settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+    )
     place = deployed(opt.placed(scenario or SITES, scale, grant, changes))
     config, _ = configure(method, place, seed=seed, settings=own, without=tuple(without or ()))
     here = ServerPlace(folder.absolute())

@@ -42,8 +42,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the resul
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 
 
-def split_settings(items: list[str] | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """``--set`` values: those of the method, and changes of the scenario."""
+def split_settings(
+    items: list[str] | None, **options: Any
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """``--set`` values: those of the method, and changes of the scenario.
+
+    ``options`` are changes that have an option of their own; one that is None was not given, while
+    ``--set scenario.KEY=none`` takes a value away.
+    """
     own: dict[str, str] = {}
     changes: dict[str, Any] = {}
     for key, value in parse_settings(items or []).items():
@@ -54,7 +60,7 @@ def split_settings(items: list[str] | None) -> tuple[dict[str, str], dict[str, A
             changes.setdefault(f"{owner}_options", {})[name] = number_or_text(value)
         else:
             own[key] = value
-    return own, changes
+    return own, changes | {k: v for k, v in options.items() if v is not None}
 
 
 def number_or_text(value: str) -> int | float | str:
@@ -74,7 +80,7 @@ def placed(
     if scale not in (None, "laptop", "paper"):
         raise ConfigError(f"--scale is {scale!r}; it takes laptop or paper")
     base = find_scenario(name, scale=scale)
-    given = {k: v for k, v in changes.items() if v is not None}
+    given = dict(changes)
     if grants:
         given["grants"] = tuple(dict.fromkeys((*base.grants, *grants)))
     for key in ("backbone_options", "data_options"):

@@ -90,6 +90,13 @@ def test_weights_lie_as_chosen_and_keep_their_values(net, layout):
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
+@pytest.mark.parametrize("layout", ["channels-last", "contiguous"])
+def test_stored_images_follow_the_layout_of_the_weights(net, layout):
+    x = torch.rand(2, 16, 16, 3).permute(0, 3, 1, 2)  # as stored: channels-last in memory
+    maps = next(v for v in in_layout(net, layout)(x).taps.values() if v.dim() == 4)
+    assert maps.is_contiguous() is (layout == "contiguous")
+
+
 def test_a_layout_moves_no_more_than_the_last_bits():
     runs = [
         prepare(*configure("fedavg", tiny_scenario(rounds=1)), None, Options(compute=chosen))

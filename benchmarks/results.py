@@ -27,6 +27,8 @@ SHORT = {
     "flower": "flower.py",
 }
 LONG = {
+    "flower-ray": "flower.py --ray --repeats 5",
+    "deployment": "deployment.py",
     "memory": "scale.py memory",
     "memory-resnet18": "scale.py memory --backbone resnet18",
     "peers": "peers/run.py",

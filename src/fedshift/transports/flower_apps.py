@@ -34,11 +34,11 @@ def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
     given = {key: value for key, value in settings.items() if value}
     if "method" not in given:
         raise ConfigError("the run names no method; add -c 'method=\"fedavg\"'")
-    own, changes = split_settings(str(given.get("set", "")).split())
-    changes |= {
-        "rounds": given.get("rounds"),
-        "clients_per_round": given.get("clients-per-round"),
-    }
+    own, changes = split_settings(
+        str(given.get("set", "")).split(),
+        rounds=given.get("rounds"),
+        clients_per_round=given.get("clients-per-round"),
+    )
     grants = str(given.get("grant", "")).split()
     scenario = placed(given.get("scenario", "digits"), given.get("scale"), grants, changes)
     return configure(given["method"], scenario, seed=int(settings.get("seed", 0)), settings=own)

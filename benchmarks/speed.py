@@ -1,18 +1,36 @@
 """FedAvg's round in fedshift, in process and in a pool, against the bare loop on the same steps.
 
 Prints ratios to the bare single-thread NCHW loop (lower is faster): median and quartiles of
-interleaved rounds. ``python benchmarks/speed.py A C`` takes some of the works only.
+interleaved samples, each of as many rounds as the bare loop plays in a second: workers that have
+slept while others were timed need a few milliseconds to come back. ``python benchmarks/speed.py A
+C`` takes some of the works only.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from functools import partial
 
-from common import WORKS, bare, header, interleave, ratios, rounds, session
+from common import WORKS, Program, bare, header, interleave, ratios, rounds, session
 
 from fedshift.machine import one_thread
 
 REPEATS = 9
+
+
+def again(play: Program, count: int) -> None:
+    """Several rounds in a row."""
+    for _ in range(count):
+        play()
+
+
+def per_second(play: Program) -> int:
+    """How many rounds fit into a second, at least one."""
+    play()
+    began = time.perf_counter()
+    play()
+    return max(1, round(1 / (time.perf_counter() - began)))
 
 
 def main(wanted: list[str]) -> None:
@@ -24,14 +42,14 @@ def main(wanted: list[str]) -> None:
                 continue
             here = session(work, "fedavg", "inprocess", 1)
             pool = session(work, "fedavg", "pool", 2)
-            times = interleave(
-                {
-                    "bare loop": bare(work),
-                    "in process": rounds(here),
-                    "pool of 2": rounds(pool),
-                },
-                REPEATS,
-            )
+            programs = {
+                "bare loop": bare(work),
+                "in process": rounds(here),
+                "pool of 2": rounds(pool),
+            }
+            count = per_second(programs["bare loop"])
+            repeated = {name: partial(again, play, count) for name, play in programs.items()}
+            times = interleave(repeated, REPEATS)
             pool.transport.close()
             for name, (middle, low, high) in ratios(times, "bare loop").items():
                 print(f"{work.name:<5} {name:<12} {middle:5.2f}   ({low:.2f} to {high:.2f})")

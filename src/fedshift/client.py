@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift import seeds, tree
 from fedshift.data.augment import PRESETS, apply
@@ -31,7 +30,16 @@ from fedshift.loop import (
 )
 from fedshift.message import Broadcast, Update
 from fedshift.method import Method, Named, Part, Phase, Player, through_net, whole_net
-from fedshift.net import Net, Output, Scope, batch_norm_buffers, call_frozen, load
+from fedshift.net import (
+    Net,
+    Output,
+    Scope,
+    batch_norm_buffers,
+    by_scope,
+    call_frozen,
+    estimate_statistics,
+    load,
+)
 from fedshift.runs.store import State, StateStore
 from fedshift.scenario import Scenario
 from fedshift.tree import Tree
@@ -139,11 +147,12 @@ class Worker:
         self.initial = tree.clone(self.entries)
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
+        self._keys = by_scope(self.scopes)
         self.acting = {h: self.method.overriding(h) for h in ("probe", "batch", "loss", "correct")}
 
-    def keys(self, scope: Scope) -> set[str]:
+    def keys(self, scope: Scope) -> frozenset[str]:
         """Entries that live in ``scope``."""
-        return {k for k, s in self.scopes.items() if s is scope}
+        return self._keys[scope]
 
     def visit(self, mail: Broadcast) -> Update:
         """Play one message at the site it is addressed to; the reply shares no memory with it."""
@@ -222,7 +231,7 @@ class Worker:
         )
         return self.method.seal(client, update)
 
-    def _uploaded(self) -> set[str]:
+    def _uploaded(self) -> frozenset[str]:
         """Shared entries, less the statistics that are recomputed after aggregation."""
         skipped = batch_norm_buffers(self.net) if self.scenario.bn == "recompute" else set()
         return self.keys(Scope.SHARED) - skipped
@@ -326,7 +335,9 @@ class Worker:
 
     def _require_finite(self, client: Client, final: Tree) -> None:
         floats = {k: v for k, v in final.items() if v.is_floating_point()}
-        if bool(torch.stack([v.sum() for v in floats.values()]).isfinite().all()):
+        found, scale = torch.zeros(1, device=self.device), torch.ones(1, device=self.device)
+        torch._amp_foreach_non_finite_check_and_unscale_([*floats.values()], found, scale)
+        if not found:  # one kernel for all of them, a third of the time of their sums
             return
         bad = next((k for k, v in floats.items() if not v.isfinite().all()), "the weights")
         raise DivergedError(
@@ -381,20 +392,3 @@ class Worker:
         """Private entries, for scenarios that grant their mean to new sites."""
         own = tree.pick(client.received, self.keys(Scope.PRIVATE))
         return Update(mail.client, mail.task, mail.round, personal=own, examples=client.examples)
-
-
-@torch.no_grad()
-def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-    """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs."""
-    layers = [m for m in net.modules() if isinstance(m, _BatchNorm)]
-    momenta = [layer.momentum for layer in layers]
-    net.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # cumulative average
-        layer.train()
-    for x, _ in batches:
-        net(x)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-        layer.eval()

@@ -133,17 +133,7 @@ def descend(
     Parameters that nobody moves get no gradient; BatchNorm statistics move once per batch, which
     need not be watched where a batch has ``one_forward``.
     """
-    moving = {id(p) for turn in turns for p in turn.moved}
-    idle = []
-    for parameter in net.parameters():
-        parameter.grad = None  # no gradient of an earlier visit may reach a hook
-        if parameter.requires_grad and id(parameter) not in moving:
-            idle.append(parameter)
-    for turn in turns:
-        turn.alone = len(turns) == 1
-    net.train()
-    for parameter in idle:
-        parameter.requires_grad_(False)
+    idle = _make_ready(net, turns)
     try:
         with OncePerBatch(() if one_forward else net.modules()) as once:
             for batch in batches:
@@ -153,6 +143,23 @@ def descend(
     finally:
         for parameter in idle:
             parameter.requires_grad_(True)
+
+
+def _make_ready(net: Net, turns: Sequence[Turn]) -> list[nn.Parameter]:
+    """Train mode and no gradients but of what is moved, in place; the parameters left out."""
+    moving = {id(p) for turn in turns for p in turn.moved}
+    idle = []
+    for parameter in net.parameters():
+        parameter.grad = None  # no gradient of an earlier visit may reach a hook
+        if parameter.requires_grad and id(parameter) not in moving:
+            parameter.requires_grad_(False)
+            idle.append(parameter)
+    for turn in turns:
+        turn.alone = len(turns) == 1
+    for module in net.modules():
+        if not module.training:  # setting it costs more than asking
+            module.train()
+    return idle
 
 
 def shuffled_rows(

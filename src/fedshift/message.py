@@ -38,7 +38,7 @@ class Message:
         out["personal"] = tree.nbytes(self.personal)
         for key, value in self.payload.items():
             kind = f"payload/{key.split('/')[0]}"
-            out[kind] = out.get(kind, 0) + value.numel() * value.element_size()
+            out[kind] = out.get(kind, 0) + value.nbytes
         return {kind: size for kind, size in out.items() if size}
 
     @property

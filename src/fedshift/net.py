@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,8 @@ class Net(nn.Module):
     @property
     def head_module(self) -> nn.Module:
         """The classifier on top of the features."""
-        return self.get_submodule(self.head_path)
+        head: nn.Module = attrgetter(self.head_path)(self)  # get_submodule takes twice as long
+        return head
 
     def insert(self, name: str, neck: Neck, *, after: str) -> None:
         """Let ``neck`` transform the output of stage ``after``; several chain in order."""
@@ -87,7 +89,7 @@ class Net(nn.Module):
         x = x.contiguous() if self.contiguous else x
         for stage, paths in self.stages.items():
             for path in paths:
-                x = self.get_submodule(path)(x)
+                x = attrgetter(path)(self)(x)
             for name in self.necks[stage]:
                 if name in self.skipped:
                     continue
@@ -113,6 +115,11 @@ class Scope(IntEnum):
     SHARED = 0  # one value for all, merged by the aggregator
     PERSONAL = 1  # uploaded, one value per client, mixed by the server
     PRIVATE = 2  # never leaves the client
+
+
+def by_scope(scopes: Mapping[str, Scope]) -> dict[Scope, frozenset[str]]:
+    """The entries that live in each scope."""
+    return {s: frozenset(k for k, own in scopes.items() if own is s) for s in Scope}
 
 
 def keys_of_type(net: nn.Module, *types: type[nn.Module]) -> set[str]:
@@ -169,6 +176,23 @@ def call_frozen(net: Net, entries: Tree, x: Tensor) -> Output:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@torch.no_grad()
+def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs."""
+    layers = [m for m in net.modules() if isinstance(m, _BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    net.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # cumulative average
+        layer.train()
+    for x, _ in batches:
+        net(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
 
 
 class OncePerBatch:

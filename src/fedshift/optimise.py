@@ -52,20 +52,21 @@ class Sgd:
 
     def __init__(self, parameters: Sequence[nn.Parameter], chosen: Optimisation) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": chosen.lr}]
+        self.values = [p.detach() for p in parameters]  # the same memory, not watched by autograd
         self.state: defaultdict[Any, Any] = defaultdict(dict)
         self.momentum, self.weight_decay = chosen.momentum, chosen.weight_decay
 
-    @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient."""
         group = self.param_groups[0]
-        moved = [p for p in group["params"] if p.grad is not None]
+        all_of_them = zip(group["params"], self.values, strict=True)
+        moved = [(p, value) for p, value in all_of_them if p.grad is not None]
         if not moved:
             return
         torch._fused_sgd_(
-            moved,
-            [p.grad for p in moved],
-            [self._buffer(p) for p in moved] if self.momentum else [],
+            [value for _, value in moved],
+            [p.grad for p, _ in moved],
+            [self._buffer(p) for p, _ in moved] if self.momentum else [],
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             lr=group["lr"],

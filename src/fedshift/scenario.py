@@ -159,8 +159,10 @@ class Scenario(Frozen):
         """
         size = self.cohort_size(max(len(clients), self.clients_per_round or 0))
         size = min(size, len(clients))
-        chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
         ordered = sorted(clients)
+        if size == len(clients):
+            return ordered
+        chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
         return [ordered[i] for i in sorted(chosen)]
 
     def confounders(self) -> dict[str, str]:

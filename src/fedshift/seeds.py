@@ -34,9 +34,13 @@ def numpy(*names: object) -> np.random.Generator:
 @contextmanager
 def fork(*names: object) -> Iterator[None]:
     """Seed torch's global generator (dropout, initialisation) in the block, restore it after."""
-    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        # Not torch.manual_seed: without a CUDA device it queues a call for one, every time.
-        torch.default_generator.manual_seed(derive(*names))
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(derive(*names))
+    # Not torch.manual_seed and fork_rng: without a CUDA device they look for one, every time.
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    before = [one.get_state() for one in generators]
+    for one in generators:
+        one.manual_seed(derive(*names))
+    try:
         yield
+    finally:
+        for one, state in zip(generators, before, strict=True):
+            one.set_state(state)

@@ -18,7 +18,7 @@ from fedshift.errors import RunError
 from fedshift.faults import Policy, answers
 from fedshift.message import Broadcast, Lost, Task, Update
 from fedshift.method import Method, Part
-from fedshift.net import Net, Scope, batch_norm_buffers
+from fedshift.net import Net, Scope, batch_norm_buffers, by_scope
 from fedshift.runs.store import MemoryStore, StateStore
 from fedshift.scenario import Scenario
 from fedshift.tree import Tree
@@ -85,14 +85,16 @@ class Server:
 
     def __post_init__(self) -> None:
         self.statistics = frozenset(batch_norm_buffers(self.net) & self.shared.keys())
+        self.nbytes = tree.nbytes(self.initial)
+        self._keys = by_scope(self.scopes)
 
     def generator(self, part: str) -> torch.Generator:
         """The generator of (seed, round, server, part)."""
         return seeds.generator(self.seed, self.round, "server", part)
 
-    def keys(self, scope: Scope) -> set[str]:
+    def keys(self, scope: Scope) -> frozenset[str]:
         """Entries that live in ``scope``."""
-        return {k for k, s in self.scopes.items() if s is scope}
+        return self._keys[scope]
 
     def personal_of(self, client: str, *, before: int | None = None) -> Tree:
         """Personal entries of a client, of a round earlier than ``before`` (now, if not given).

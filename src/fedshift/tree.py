@@ -55,7 +55,7 @@ def pick(a: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
 
 def nbytes(a: Mapping[str, Tensor]) -> int:
     """Bytes of all entries."""
-    return sum(v.numel() * v.element_size() for v in a.values())
+    return sum(v.nbytes for v in a.values())
 
 
 def prefixed(name: str, a: Mapping[str, Tensor]) -> Tree:

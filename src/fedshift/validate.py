@@ -49,7 +49,7 @@ def uploaded(server: Server, task: str) -> Set[str]:
     return server.shared.keys() - (statistics if server.scenario.bn == "recompute" else set())
 
 
-def own(server: Server, task: str) -> set[str]:
+def own(server: Server, task: str) -> Set[str]:
     """Entries of the client's own that the reply to a task holds."""
     scope = {"train": Scope.PERSONAL, "donate": Scope.PRIVATE}.get(task)
     return set() if scope is None else server.keys(scope)
@@ -82,7 +82,7 @@ def _wrong_scalars(server: Server, update: Update) -> str:
 
 
 def _too_large(server: Server, update: Update) -> str:
-    limit = server.policy.max_bytes or 4 * tree.nbytes(server.initial) + SLACK
+    limit = server.policy.max_bytes or 4 * server.nbytes + SLACK
     size = sum(tree.nbytes(getattr(update, section)) for section in update.SECTIONS)
     return f"it has {size} bytes, and max_bytes is {limit}" if size > limit else ""
 
@@ -98,7 +98,7 @@ def _wrong_entries(
         model = server.initial[key]
         if value.shape != model.shape:
             return f"{key} has shape {tuple(value.shape)}, not {tuple(model.shape)}"
-        if value.dtype != model.dtype:
+        if value.dtype is not model.dtype:
             return f"{key} is {value.dtype}, not {model.dtype}"
     return ""
 

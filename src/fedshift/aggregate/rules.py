@@ -108,11 +108,13 @@ def weighted_mean(trees: Iterable[Tree], weights: Tensor) -> Tree:
     """Running sums over ``trees`` in order, never a stack; counters take the largest value."""
     out: Tree = {}
     for entries, w_k in zip(trees, weights.tolist(), strict=True):
-        for k, v in entries.items():
-            if k not in out:
-                out[k] = v * w_k if v.is_floating_point() else v.clone()
-            elif v.is_floating_point():
-                out[k].add_(v, alpha=w_k)
-            else:
-                torch.maximum(out[k], v, out=out[k])
+        if not out:
+            out = {k: v * w_k if v.is_floating_point() else v.clone() for k, v in entries.items()}
+            summed = [k for k, v in out.items() if v.is_floating_point()]
+            sums = [out[k] for k in summed]
+            continue
+        if sums:
+            torch._foreach_add_(sums, [entries[k] for k in summed], alpha=w_k)
+        for k in out.keys() - summed:
+            torch.maximum(out[k], entries[k], out=out[k])
     return out

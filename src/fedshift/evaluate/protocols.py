@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 
 from fedshift import seeds, tree
@@ -96,7 +96,7 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
     return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))
 
 
-def leave_out_necks(net: Net, private: set[str]) -> bool:
+def leave_out_necks(net: Net, private: Set[str]) -> bool:
     """Let ``net`` skip what parts added and keep private; False if more than that is private."""
     if any(not key.startswith("extra.") for key in private):
         return False

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedshift.client import estimate_statistics
 from fedshift.data.samples import Samples
 from fedshift.method import Method, Part
-from fedshift.net import Net, Scope, batch_norm_keys
+from fedshift.net import Net, Scope, batch_norm_keys, estimate_statistics
 from fedshift.registry import register
 
 

@@ -56,7 +56,10 @@ class DiskStore:
         self.folder = folder
 
     def _versions(self, client: str) -> dict[int, Path]:
-        return {int(p.stem): p for p in (self.folder / client).glob("*.safetensors")}
+        folder = self.folder / client
+        if not folder.is_dir():
+            return {}
+        return {int(p.stem): p for p in folder.glob("*.safetensors")}
 
     def load(self, client: str, *, before: int) -> State:
         """See :class:`StateStore`."""

@@ -69,6 +69,8 @@ class Pool:
     examines = True
 
     def __init__(self, plan: Plan) -> None:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise SystemExit(1)  # a worker that runs its parent's script again: the parent tells
         self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")
         kept = Path(self._folder.name)
         self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
@@ -173,11 +175,17 @@ def _alive(desk: Desk) -> Iterator[None]:
         yield
     except (EOFError, ConnectionError):
         desk.process.join(5)
-        whose = f"the worker of client {desk.clients[0]}" if desk.clients else "a new worker"
-        raise RunError(
-            f"{whose} ended (exit code {desk.process.exitcode}); memory may have run out: try "
-            "fewer --workers"
-        ) from None
+        code = desk.process.exitcode
+        if desk.clients:
+            whose = f"the worker of client {desk.clients[0]}"
+            why = "memory may have run out: try fewer --workers"
+        else:
+            whose = "a new worker"
+            why = (
+                'a script that runs fedshift needs `if __name__ == "__main__":` around it, or '
+                'transport="inprocess"'
+            )
+        raise RunError(f"{whose} ended (exit code {code}); {why}") from None
 
 
 def _context() -> Any:

@@ -155,7 +155,10 @@ class Worker:
         return self._keys[scope]
 
     def visit(self, mail: Broadcast) -> Update:
-        """Play one message at the site it is addressed to; the reply shares no memory with it."""
+        """Play one message at the site it is addressed to.
+
+        The reply may lie in the net's own memory: the next visit overwrites it.
+        """
         kept = self.store.load(mail.client, before=mail.round + (mail.task != "train"))
         state = defaultdict(dict, {k: tree.to(v, self.device) for k, v in kept.items()})
         client = self._open(mail, state)
@@ -215,7 +218,7 @@ class Worker:
             self._phase(client, phase, log)
         metrics = log.means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
-        final = tree.clone(self.entries)
+        final = tree.contiguous(self.entries)
         self._require_finite(client, final)
         self._remember(client, final)
         update = Update(
@@ -351,7 +354,7 @@ class Worker:
             own["previous"] = final
         if self.scenario.scored == "trained":
             own["trained"] = final
-        own = {name: entries for name, entries in own.items() if entries}
+        own = {name: tree.clone(entries) for name, entries in own.items() if entries}
         self.store.save(client.id, client.round, self._kept(client) | own)
 
     @staticmethod

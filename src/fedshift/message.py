@@ -27,6 +27,10 @@ class Message:
     SECTIONS: ClassVar[tuple[str, ...]] = ("shared", "personal", "payload")
     NOT_SCALARS: ClassVar[frozenset[str]] = frozenset({*SECTIONS, "SECTIONS", "NOT_SCALARS"})
 
+    def sections(self) -> tuple[Tree, Tree, Tree]:
+        """All fields that are tensors, in the order of ``SECTIONS``."""
+        return self.shared, self.personal, self.payload
+
     def scalars(self) -> dict[str, Any]:
         """All fields that are not tensors."""
         fields = self.__dataclass_fields__  # dataclasses.fields takes longer than the rest

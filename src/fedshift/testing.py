@@ -90,7 +90,7 @@ class Tapped(InProcess):
         self.seen += mail
         for reply in super().deliver(mail[::-1] if self.backwards else mail):
             if isinstance(reply, Update):
-                self.seen.append(reply)
+                self.seen.append(reply.own())
             yield reply
 
 

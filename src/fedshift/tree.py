@@ -42,6 +42,11 @@ def clone(a: Mapping[str, Tensor]) -> Tree:
     return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in a.items()}
 
 
+def contiguous(a: Mapping[str, Tensor]) -> Tree:
+    """As :func:`clone`, but entries that are contiguous already are not copied."""
+    return {k: v.detach().contiguous() for k, v in a.items()}
+
+
 def to(a: Mapping[str, Tensor], device: torch.device | str) -> Tree:
     """The same on a device; entries that are there already are not copied."""
     return {k: v.to(device) for k, v in a.items()}

@@ -53,7 +53,7 @@ class Shaky(InProcess):
                     yield Lost(message.client, message.task, message.round, "line is dead")
                 continue
             reply = self.worker.visit(message)
-            self.kept[case] = reply
+            self.kept[case] = reply.own()
             yield reply
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import fedshift
 from fedshift.errors import ConfigError, DivergedError, RunError
@@ -237,6 +238,17 @@ def test_what_is_said_to_one_site_goes_in_one_letter(opened):
     alone = worker(start("fedavg"))
     for message in wanted:
         assert found[message.client, message.task] == alone.visit(message)
+
+
+def test_an_update_outlives_the_visits_that_share_its_letter(opened):
+    session, _ = opened()
+    shared = session.server.shared
+    other = {k: torch.zeros_like(v) for k, v in shared.items()}
+    train = Broadcast("dark-0", "train", 1, shared)
+    found = list(session.transport.deliver([train, Broadcast("dark-0", "assess", 1, other)]))
+    update = next(u for u in found if u.task == "train")
+    alone = worker(start("fedavg")).visit(train)
+    assert all(torch.equal(update.shared[k], v) for k, v in alone.shared.items())
 
 
 def test_training_is_a_train_message_and_the_rest_are_queries(opened):

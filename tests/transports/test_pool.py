@@ -122,6 +122,20 @@ def test_streaming_holds_one_reply_at_a_time():
     assert mean["w"].tolist() == pytest.approx([2.0] * 3)
 
 
+def test_counters_of_a_mean_take_the_largest_value():
+    trees = [{"w": torch.ones(1), "n": torch.tensor(n)} for n in (3, 7, 5)]
+    mean = weighted_mean(trees, torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert int(mean["n"]) == 7
+    assert int(trees[0]["n"]) == 3, "the first one is not written on"
+
+
+def test_what_all_clients_get_is_written_once(pooled):
+    session = pooled("fedavg")
+    mail = [session.server.mail("train", client) for client in session.server.roster]
+    common = session.transport._write_common(mail)
+    assert common.keys() == {id(v) for v in session.server.shared.values()}
+
+
 def test_a_reply_owns_its_memory_when_asked_to():
     borrowed = torch.ones(2)
     owned = Update("a", "train", 1, shared={"w": borrowed}).own()

@@ -116,9 +116,10 @@ def fusion_weights(layer: Sequence[Tensor], distance: str = "l2") -> Tensor:
 def fuse(layer: Sequence[Tensor], weights: Tensor) -> Tensor:
     """M_l = sum_h c_h G_l^h, Eq. 4, with ``weights`` c (n,)."""
     c = weights.tolist()
-    out = layer[0] * c[0]
-    for own, c_h in zip(layer[1:], c[1:], strict=True):
-        out.add_(own, alpha=c_h)
+    out = torch.zeros(layer[0].shape, dtype=layer[0].dtype, device=layer[0].device)
+    for into, *piece in pieces([out, *layer]):
+        for own, c_h in zip(piece, c, strict=True):
+            into.add_(own, alpha=c_h)
     return out
 
 

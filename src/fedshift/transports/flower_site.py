@@ -74,7 +74,7 @@ class Desk:
                 raise RunError(f"mail for client {message.client} came to {me}; start the run anew")
         with one_thread():
             worker = self.open_worker(run, node)
-            return seal([worker.visit(message) for message in mail], {})
+            return seal([worker.visit(message).own() for message in mail], {})
 
 
 def complaint(error: Exception) -> str:

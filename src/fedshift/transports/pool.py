@@ -129,9 +129,14 @@ class Pool:
 
     def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
         """What several messages carry, written once."""
-        seen = Counter(id(t) for message in mail for t in _tensors(message))
-        shared = {id(t): t for message in mail for t in _tensors(message) if seen[id(t)] > 1}
-        return self._common.write(shared)
+        trees = [tree for message in mail for tree in message.sections() if tree]
+        held = Counter(map(id, trees))  # messages that hold the very same tree, as most do
+        seen: Counter[int] = Counter()
+        for tree in (distinct := {id(tree): tree for tree in trees}).values():
+            for tensor in tree.values():
+                seen[id(tensor)] += held[id(tree)]
+        everything = (tensor for tree in distinct.values() for tensor in tree.values())
+        return self._common.write({id(t): t for t in everything if seen[id(t)] > 1})
 
     def _send(self, desk: Desk, waiting: deque[Broadcast], common: dict[int, Where]) -> None:
         if not waiting:
@@ -198,8 +203,8 @@ def _context() -> Any:
 
 
 def _tensors(message: Message) -> Iterator[Tensor]:
-    for section in message.SECTIONS:
-        yield from getattr(message, section).values()
+    for tree in message.sections():
+        yield from tree.values()
 
 
 class Line:

@@ -133,7 +133,7 @@ def test_what_all_clients_get_is_written_once(pooled):
     session = pooled("fedavg")
     mail = [session.server.mail("train", client) for client in session.server.roster]
     common = session.transport._write_common(mail)
-    assert common.keys() == {id(v) for v in session.server.shared.values()}
+    assert common.of.keys() == {id(v) for v in session.server.shared.values()}
 
 
 def test_a_reply_owns_its_memory_when_asked_to():

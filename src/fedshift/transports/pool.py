@@ -11,15 +11,14 @@ import multiprocessing
 import sys
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedshift.build import Plan
 from fedshift.compute import Compute
@@ -35,7 +34,7 @@ from fedshift.transports.blocks import Reader, Where, Writer
 from fedshift.tree import Tree
 
 AHEAD = 2  # messages that a worker may hold, so that it never waits for the server
-Layout = dict[str, dict[str, Where]]  # section -> entry -> where
+Layout = list[dict[str, Where]]  # where each entry lies, by section
 
 
 @dataclass(frozen=True)
@@ -127,28 +126,33 @@ class Pool:
             return Lost(client, task.task, task.round, str(error))
         return Update(**scalars, **sections)
 
-    def _write_common(self, mail: Sequence[Broadcast]) -> dict[int, Where]:
+    def _write_common(self, mail: Sequence[Broadcast]) -> Places:
         """What several messages carry, written once."""
-        trees = [tree for message in mail for tree in message.sections() if tree]
+        trees = [tree for message in mail for tree in message.sections()]
         held = Counter(map(id, trees))  # messages that hold the very same tree, as most do
+        distinct = {id(tree): tree for tree in trees}
         seen: Counter[int] = Counter()
-        for tree in (distinct := {id(tree): tree for tree in trees}).values():
+        for tree in distinct.values():
             for tensor in tree.values():
                 seen[id(tensor)] += held[id(tree)]
         everything = (tensor for tree in distinct.values() for tensor in tree.values())
-        return self._common.write({id(t): t for t in everything if seen[id(t)] > 1})
+        places = Places(self._common.write({id(t): t for t in everything if seen[id(t)] > 1}))
+        for tree in distinct.values():
+            if all(id(tensor) in places.of for tensor in tree.values()):
+                places.trees[id(tree)] = places.layout(tree)
+        return places
 
-    def _send(self, desk: Desk, waiting: deque[Broadcast], common: dict[int, Where]) -> None:
+    def _send(self, desk: Desk, waiting: deque[Broadcast], common: Places) -> None:
         if not waiting:
             return
         message = waiting.popleft()
         slot = desk.sent % len(desk.writers)
-        writer = desk.writers[slot]
-        own = {id(t): t for t in _tensors(message) if id(t) not in common}
+        rest = [tree for tree in message.sections() if id(tree) not in common.trees]
+        own = {id(t): t for tree in rest for t in tree.values() if id(t) not in common.of}
         desk.clients.append(message.client)
         desk.sent += 1
         with _alive(desk):
-            desk.post.send(slot, message, writer.write(own) | common)
+            desk.post.send(slot, message, common.with_(desk.writers[slot].write(own)))
 
     def _receive(self, desk: Desk) -> Any:
         with _alive(desk):
@@ -202,9 +206,21 @@ def _context() -> Any:
     return context
 
 
-def _tensors(message: Message) -> Iterator[Tensor]:
-    for tree in message.sections():
-        yield from tree.values()
+@dataclass
+class Places:
+    """Where tensors lie, and those of whole trees, by identity."""
+
+    of: dict[int, Where]
+    trees: dict[int, dict[str, Where]] = field(default_factory=dict)
+
+    def layout(self, tree: Tree) -> dict[str, Where]:
+        """Where each entry of a tree lies."""
+        known = self.trees.get(id(tree))
+        return {k: self.of[id(t)] for k, t in tree.items()} if known is None else known
+
+    def with_(self, more: dict[int, Where]) -> Places:
+        """Beside these, others."""
+        return Places(self.of | more, self.trees) if more else self
 
 
 class Line:
@@ -217,14 +233,11 @@ class Line:
     def __init__(self, connection: Connection, reader: Reader) -> None:
         self.connection, self.reader = connection, reader
         self._said: dict[int, Layout] = {}  # by slot
-        self._views: dict[int, dict[str, Tree]] = {}
+        self._views: dict[int, list[Tree]] = {}
 
-    def send(self, slot: int, message: Message, places: Mapping[int, Where]) -> None:
+    def send(self, slot: int, message: Message, places: Places) -> None:
         """Say a message's scalars, and where its tensors lie."""
-        layout: Layout = {
-            section: {name: places[id(t)] for name, t in getattr(message, section).items()}
-            for section in message.SECTIONS
-        }
+        layout = [places.layout(tree) for tree in message.sections()]
         news = None if self._said.get(slot) == layout else layout
         self._said[slot] = layout
         self.connection.send((message.scalars(), slot, news))
@@ -236,8 +249,8 @@ class Line:
             return said
         scalars, slot, news = said
         if news is not None:
-            self._views[slot] = {k: self.reader.read_tree(part) for k, part in news.items()}
-        return scalars, {name: dict(part) for name, part in self._views[slot].items()}
+            self._views[slot] = [self.reader.read_tree(part) for part in news]
+        return scalars, dict(zip(Message.SECTIONS, map(dict, self._views[slot]), strict=True))
 
 
 def serve(line: Connection, start: Start) -> None:
@@ -258,7 +271,8 @@ def serve(line: Connection, start: Start) -> None:
                 line.send(error)
                 continue
             slot = turn % len(writers)
-            post.send(slot, reply, writers[slot].write({id(t): t for t in _tensors(reply)}))
+            tensors = {id(t): t for tree in reply.sections() for t in tree.values()}
+            post.send(slot, reply, Places(writers[slot].write(tensors)))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except FedshiftError as error:
@@ -272,17 +286,17 @@ def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
     place = plan.config.scenario
     stores = federation.stored(place)
     flat = {
-        (name, field): getattr(domain, field)
+        (name, which): getattr(domain, which)
         for name, domain in stores.items()
-        for field in ("x", "y", "split")
+        for which in ("x", "y", "split")
     }
     keys = dict(enumerate(flat))
     wheres = writer.write({i: flat[key] for i, key in keys.items()})
     data: dict[str, tuple[dict[str, Where], tuple[str, ...]]] = {
         name: ({}, domain.classes) for name, domain in stores.items()
     }
-    for i, (name, field) in keys.items():
-        data[name][0][field] = wheres[i]
+    for i, (name, which) in keys.items():
+        data[name][0][which] = wheres[i]
     options = federation.options_of(place)
     return Start(plan.config, plan.method, store, data, options, plan.compute)
 

@@ -85,7 +85,8 @@ class Deployment:
     def run(
         self, config: RunConfig, listener: Listener | None = None, policy: Policy | None = None
     ) -> RunResult:
-        terms = Terms(connect=150, policy=policy or Policy())
+        target = "scenario" if config.scenario.unseen else None
+        terms = Terms(connect=150, policy=policy or Policy(), target=target)
         with Control(self.server) as control:
             path = self.server.runs / config.name
             return run(control, config, path, terms, listener or Listener())
@@ -132,9 +133,9 @@ def command(pid: int) -> str:
         return ""
 
 
-def configured(method: str, **changes: object) -> RunConfig:
+def configured(method: str, *, target: str | None = None, **changes: object) -> RunConfig:
     given = {"partition": PerDomain(clients_per_domain=1), "rounds": 2}
-    scenario = deployed(tiny_scenario(**(given | changes)))
+    scenario = deployed(tiny_scenario(**(given | changes)), target)
     return configure(method, scenario)[0]
 
 

@@ -83,6 +83,8 @@ def test_a_strict_client_accepts_the_certificate_for_its_names_only(authority, t
 
 def test_a_server_certificate_can_sign_nothing(authority):
     server = certificates.issue(authority, ["fl.example.org"])
+    own = certificates.read(server.certificate, "server.crt").extensions
+    assert own.get_extension_for_class(x509.BasicConstraints).value.ca is False
     below = certificates.issue(server, ["evil.example.org"])
     trusted = verification.Store([certificates.read(authority.certificate, "ca.crt")])
     verifier = (
@@ -250,4 +252,4 @@ def test_the_servers_own_expired_certificate_stops_its_start(tmp_path: Path):
 def test_the_units_restart_after_the_server_has_let_go_of_a_killed_site(tmp_path: Path):
     unit = server_folder(tmp_path).unit.read_text()
     assert "Restart=on-failure\nRestartSec=75\n" in unit
-    assert f"-m fedshift server start {tmp_path / 'server'}\n" in unit
+    assert f'-m fedshift server start "{tmp_path / "server"}"\n' in unit

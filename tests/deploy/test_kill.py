@@ -104,8 +104,9 @@ def test_a_patient_server_waits_for_a_killed_site(deployment, tmp_path: Path):
 
 
 def test_the_time_of_a_round(deployment, tmp_path: Path):
-    for method in ("fedavg", "fedbn", "scaffold", "fdse", "f2dc", "csac", "feddebias"):
-        config = fed.configured(method, rounds=3, evaluate_every=3)
+    for method in ("fedavg", "fedbn", "scaffold", "fdse", "f2dc", "fedka", "csac", "feddebias"):
+        target = "scenario" if method == "fedka" else None
+        config = fed.configured(method, target=target, rounds=3, evaluate_every=3)
         clock = time.monotonic()
         found = deployment.run(config)
         same(deployment, config, found, tmp_path / method)

@@ -128,3 +128,16 @@ def test_noise_from_a_seed_is_refused_before_anybody_is_asked(control):
     with pytest.raises(ConfigError, match=r"local-dp\[randomness=system\]"):
         runs.run(control, config, control.place.runs / config.name, Terms(), Listener())
     assert not control.requests
+
+
+def test_a_target_is_asked_for_before_anybody_is_waited_for(control):
+    for method, words in (
+        ("fedka", "needs unlabelled inputs of a target at the server; give --target"),
+        ("fedka[target_at=client]", "needs the target's inputs at every site"),
+    ):
+        config = fed.configured("fedavg").model_copy(
+            update={"method": fed.configured(method, target="scenario").method}
+        )
+        with pytest.raises(ConfigError, match=words):
+            runs.run(control, config, control.place.runs / "x", Terms(), Listener())
+    assert control.requests == []

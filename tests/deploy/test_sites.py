@@ -20,6 +20,7 @@ from fedshift.deploy.runs import last_round
 from fedshift.deploy.session import deployed, federation_of, play_request
 from fedshift.deploy.settings import SiteSettings, read_site, write_settings
 from fedshift.deploy.sites import Facts, own_federation
+from fedshift.deploy.target import read_folder
 from fedshift.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.experiment import find_scenario
 from fedshift.faults import Policy
@@ -48,11 +49,11 @@ def make_site(root: Path, name: str, **changes: object) -> SitePlace:
     return place
 
 
-def folder_run(method: str = "fedbn", **changes: object):
+def folder_run(method: str = "fedbn", target: str | None = None, **changes: object):
     from fedshift.cli.deploy import SITES
 
     given = {"rounds": 2, "batch_size": 4, "backbone_options": {"width": 4}} | changes
-    return configure(method, deployed(SITES.change(**given)))[0]
+    return configure(method, deployed(SITES.change(**given), target))[0]
 
 
 def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
@@ -328,3 +329,43 @@ def test_a_trial_site_that_the_scenario_does_not_have_is_told(tmp_path: Path):
     with pytest.raises(UnknownNameError, match="'nowhere-0'"):
         own_federation(place, fed.configured("fedavg"))
     assert os.environ.get("FEDSHIFT_SITE") is None
+
+
+def test_a_target_of_unlabelled_images_lies_at_the_server_alone(two):
+    target = images(two.root / "rome-images", {"found": 7}, size=20)
+    (target / "notes.txt").write_text("not an image")
+    config = folder_run("fedka", target=str(target))
+    request, post = two.request(config, "berlin", "paris", target=str(target))
+    opened = session.open_session(request, post)
+    held = opened.server.resources["server_unlabelled"]
+    assert held.x.shape == (7, 8, 8, 3), "in the sites' size"
+    assert set(held.labels.tolist()) == {-1}
+    assert play_request(request, post).history[-1]["round"] == 2
+
+
+def test_fedka_with_the_scenarios_target_equals_one_process(tmp_path: Path, monkeypatch):
+    for name in fed.SITES:
+        make_site(tmp_path, name, trial=True, folder=None)
+    config = fed.configured("fedka", target="scenario")
+    many = Many(tmp_path, monkeypatch)
+    found = play_request(*many.request(config, *fed.SITES, target="scenario"))
+    expected = fed.in_process(config, tmp_path / "alone")
+    assert found.summary["protocols"] == expected.summary["protocols"]
+    file = "checkpoints/server.safetensors"
+    assert fed.tensors(found.path / file) == fed.tensors(tmp_path / "alone" / file)
+
+
+def test_what_cannot_be_a_target_is_refused(tmp_path: Path):
+    scenario = find_scenario("digits")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty has no images; --target takes"):
+        deployed(scenario, str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        deployed(scenario, str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="has no unseen domain to be the target"):
+        deployed(deployed(scenario), "scenario")
+    (tmp_path / "broken.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"broken\.png: is not an image; replace or delete"):
+        read_folder(tmp_path, (3, 8, 8), "unit")
+    with pytest.raises(DataError, match=r"shape \(384,\), and the target's images cannot"):
+        read_folder(tmp_path, (384,), "unit")

@@ -180,7 +180,8 @@ def test_a_resumed_run_has_spent_as_much(tmp_path):
 
 
 REFUSED = {
-    "scaffold + central-dp": r"control-variates reads single updates \(its 'merge'\)",
+    "scaffold + central-dp": r"control-variates also sends the change of its control variate",
+    "scaffold + local-dp": r"control-variates also sends the change of its control variate",
     "fpl + central-dp": r"also sends class means of features",
     "groupdro + central-dp": r"also sends training loss of the received model",
     "fedheal + central-dp": r"needs single updates",
@@ -212,6 +213,19 @@ def test_so_is_a_scenario_that_asks_for_more(changes, words):
 def test_a_sampled_cohort_has_no_zero_out_bound():
     with pytest.raises(ConfigError, match="2 of 4 are sampled"):
         start("central-dp[neighbours=zero-out]", clients_per_round=2)
+
+
+class Peek(Part):
+    """Looks at single updates at the server."""
+
+    def merge(self, server, updates):
+        del server, updates
+
+
+def test_a_part_that_reads_single_updates_is_refused_where_there_are_none():
+    with pytest.raises(ConfigError, match=r"peek reads single updates \(its 'merge'\)"):
+        start(Method((Peek(), CentralDP())))
+    start(Method((Peek(), LocalDP())))
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def test_nothing_of_a_site_is_in_the_clear():
 
 
 REFUSED = {
-    "scaffold + secure-aggregation": "control-variates reads single updates",
+    "scaffold + secure-aggregation": "control-variates also sends the change of its control",
     "fdse + secure-aggregation": "needs single updates",
     "groupdro + secure-aggregation": "also sends training loss",
     "f2dc + secure-aggregation": "domain-aware weighs single updates",

@@ -157,6 +157,13 @@ def server_run(
     sites: Annotated[
         list[str] | None, typer.Option("--site", help="Only these; default: all registered.")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of unlabelled images on this machine, for methods that align the sites "
+            "with a target; or `scenario`: its unseen domain."
+        ),
+    ] = None,
     wait: Annotated[float, typer.Option(help="Seconds for a site to come online.")] = 120.0,
     on_loss: opt.OnLoss = "fail",
     timeout: opt.Timeout = None,
@@ -174,12 +181,14 @@ def server_run(
     own, changes = opt.split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
-    place = deployed(opt.placed(scenario or SITES, scale, grant, changes))
+    if target not in (None, "scenario"):
+        target = str(Path(target).absolute())
+    place = deployed(opt.placed(scenario or SITES, scale, grant, changes), target)
     config, _ = configure(method, place, seed=seed, settings=own, without=tuple(without or ()))
     here = ServerPlace(folder.absolute())
     path = out or here.runs / config.name
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
-    terms = Terms(tuple(sites or ()), wait, policy)
+    terms = Terms(tuple(sites or ()), wait, policy, target)
     with Control(here) as control, Board(quiet=quiet) as board:
         result = run(control, config, path, terms, board.watch(config))
     opt.tell(result, path, as_json=as_json, quiet=quiet)

@@ -20,6 +20,7 @@ class Request(Frozen):
     expects: Path  # where classes and shape are noted
     nodes: dict[str, int]  # Flower's number of each site: its key proves it, its word does not
     connect: float = 120.0  # seconds for a site to come up
+    target: str | None = None  # a folder of unlabelled images here, or "scenario"
     policy: Policy = Policy()  # what to do without a site's answer
 
     def write(self, path: Path) -> None:

@@ -12,6 +12,7 @@ from fedshift.deploy.control import Control, Node
 from fedshift.deploy.keys import PublicKey
 from fedshift.deploy.places import ServerPlace, write_private
 from fedshift.deploy.requests import Request
+from fedshift.deploy.target import require_target
 from fedshift.errors import ConfigError, RunError, UnknownNameError
 from fedshift.experiment import Listener, finished, load_result
 from fedshift.faults import Policy
@@ -31,6 +32,7 @@ class Terms:
     sites: Sequence[str] = ()  # empty: all that are registered
     connect: float = 120.0  # seconds for a site to come up
     policy: Policy = field(default_factory=Policy)  # what to do without a site's answer
+    target: str | None = None  # unlabelled images at the server: a folder, or "scenario"
 
 
 def register(control: Control, key: PublicKey) -> bool:
@@ -66,7 +68,9 @@ def run(
     control: Control, config: RunConfig, path: Path, terms: Terms, listener: Listener
 ) -> RunResult:
     """Play a run to its end, or go on with it, or join the one that is under way."""
-    require_secret(config.build())
+    method = config.build()
+    require_secret(method)
+    require_target(method, terms.target)
     if done := finished(config, path, resume=True):
         return done
     ticket, told = Ticket(control.place, path), len(rows_of(path))
@@ -80,6 +84,7 @@ def run(
             nodes=nodes,
             connect=terms.connect,
             policy=terms.policy,
+            target=terms.target,
         )
         request.write(ticket.request)
         number = control.start(str(ticket.request))

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 import typer
@@ -16,6 +17,7 @@ from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.deploy.requests import Request
 from fedshift.deploy.sites import Facts
+from fedshift.deploy.target import open_target, with_target
 from fedshift.errors import ConfigError, DataError, RunError
 from fedshift.experiment import Listener, Options, Session, play, prepare
 from fedshift.machine import one_thread
@@ -32,21 +34,13 @@ COMPUTE = Compute()  # the same on every machine, so that bits agree
 POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 
-def deployed(scenario: Scenario) -> Scenario:
-    """The scenario as far as it can be played where the server holds no data.
+def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
+    """The scenario as far as it can be played where the server holds no data but a ``target``.
 
-    Sites are scored on their own test samples; there is no unseen domain, and nothing is granted
-    that the server would have to hold.
+    Sites are scored on their own test samples, and nobody is scored on the target.
     """
-    held = {"server_unlabelled", "client_target_unlabelled"}
-    return scenario.change(
-        unseen=None,
-        unseen_split=None,
-        protocols=("personal",),
-        analyses=(),
-        newcomer="refuse",
-        grants=tuple(g for g in scenario.grants if g not in held),
-    )
+    played = scenario.change(protocols=("personal",), analyses=(), newcomer="refuse")
+    return with_target(played, target)
 
 
 class RegisteredSites(FlowerTransport):
@@ -97,6 +91,9 @@ def open_session(request: Request, post: Post) -> Session:
             "name the others with --site"
         )
     federation = federation_of(list(transport.facts.values()), config.scenario)
+    if request.target is not None:
+        unseen = open_target(request.target, config, federation.shape)
+        federation = replace(federation, unseen=unseen)
     learnt = {"classes": list(federation.classes), "shape": list(federation.shape)}
     write_json(request.expects, learnt)
     options = Options(

@@ -15,7 +15,7 @@ from fedshift.errors import ConfigError
 RESTART_DELAY = 75  # seconds; before, the server may still hold a killed site's connection
 
 UNIT = """\
-# sudo cp {file} /etc/systemd/system/ && sudo systemctl enable --now {name}
+# sudo cp "{file}" /etc/systemd/system/ && sudo systemctl enable --now {name}
 [Unit]
 Description=fedshift {kind}
 Wants=network-online.target
@@ -23,7 +23,7 @@ After=network-online.target
 
 [Service]
 User={user}
-ExecStart={python} -m fedshift {kind} start {root}
+ExecStart="{python}" -m fedshift {kind} start "{root}"
 Restart=on-failure
 RestartSec={delay}
 UMask=0077

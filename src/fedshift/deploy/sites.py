@@ -64,8 +64,8 @@ def own_federation(place: SitePlace, run: RunConfig) -> Federation:
 
 
 def _trial(client: str, run: RunConfig) -> Federation:
-    """One client of the run's scenario."""
-    full = federate(run.scenario, run.seed)
+    """One client of the run's scenario; a target is the server's."""
+    full = federate(run.scenario.change(unseen=None, unseen_split=None), run.seed)
     if client not in full.sites:
         raise UnknownNameError.of(f"client of scenario {run.scenario.name!r}", client, full.sites)
     return Federation({client: full.sites[client]}, {}, None, full.classes, full.shape)

@@ -28,6 +28,7 @@ class ControlVariates(Part):
     """
 
     optimisers = frozenset({"sgd"})
+    shares = "the change of its control variate, a mean of gradients"
 
     def begin(self, client: Client) -> None:
         """c_i = 0 before the first visit."""

@@ -158,7 +158,7 @@ class FlowerTransport:
                 present = ", ".join(sorted(nodes)) or "none"
                 raise RunError(
                     f"no site called {missing} has connected within {self.patience.connect:g} s "
-                    f"(connected: {present}); start it, or take it out of the scenario"
+                    f"(connected: {present}); start it, or leave it out of the run"
                 )
             time.sleep(self.patience.poll)
 

@@ -25,7 +25,7 @@ from fedshift.compute import Compute
 from fedshift.data import federation
 from fedshift.data.samples import Domain
 from fedshift.errors import FedshiftError, RunError
-from fedshift.machine import keep_memory
+from fedshift.machine import keep_memory, work_in_batches
 from fedshift.message import Broadcast, Lost, Message, Update
 from fedshift.method import Method
 from fedshift.runs.config import RunConfig
@@ -257,6 +257,7 @@ def serve(line: Connection, start: Start) -> None:
     """The worker process: answer mail until the line is closed."""
     torch.set_num_threads(1)
     keep_memory()
+    work_in_batches()
     reader = Reader()
     writers = [Writer() for _ in range(AHEAD + 1)]  # one more: the server may still read it
     try:

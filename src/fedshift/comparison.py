@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from fedshift.check import check_needs
+from fedshift.children import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.data.federation import federate
 from fedshift.errors import DivergedError, RunError
 from fedshift.experiment import Listener, Options, execute, find_scenario, load_result
@@ -124,6 +126,8 @@ def _side_by_side(
     jobs: Sequence[Job], watch: Watch, workers: int
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
     """Whole runs in processes of one thread each; what they report is heard here."""
+    end_if_repeated()
+    needed = needs_script(jobs)
     context = multiprocessing.get_context("spawn")
     queue: Queue[Any] = context.Queue()
     listeners = {job.config.name: watch(job.config) for job in jobs}
@@ -131,11 +135,16 @@ def _side_by_side(
         _relay(queue, listeners),
         ProcessPoolExecutor(min(workers, len(jobs)), context, _set_up, (queue,)) as pool,
     ):
-        futures: dict[Future[RunResult | Failure], Job] = {
-            pool.submit(_attempt_remotely, job): job for job in jobs
-        }
+        with without_script(unless=needed):
+            futures: dict[Future[RunResult | Failure], Job] = {
+                pool.submit(_attempt_remotely, job): job for job in jobs
+            }
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:
+                why = why_ended(needed_script=needed)
+                raise RunError(f"a process of the comparison ended; {why}") from None
 
 
 @contextmanager

@@ -113,9 +113,9 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
         without: parts to leave out.
         out: the run directory; None keeps everything in memory.
         resume: continue an unfinished run in ``out``.
-        transport: ``inprocess``, ``pool`` (worker processes, the same numbers; a script needs the
-            usual ``if __name__ == "__main__"``), ``auto`` (a pool if it has two workers) or
-            ``wire`` (for tests).
+        transport: ``inprocess``, ``pool`` (worker processes, the same numbers; a script that
+            defines parts or data of its own needs the usual ``if __name__ == "__main__"``),
+            ``auto`` (a pool if it has two workers) or ``wire`` (for tests).
         workers: processes of the pool; None takes one per core.
         compute: device, memory layout and compilation; by default the processor.
         listener: hears of progress.

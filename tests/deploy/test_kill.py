@@ -117,5 +117,19 @@ def test_the_time_of_a_round(deployment, tmp_path: Path):
         report(f"{method}, 3 rounds of {rounds} s, {ratio:.0f} times those in one process", clock)
 
 
+def test_masked_updates_give_the_model_of_one_process(deployment, tmp_path: Path):
+    config = fed.configured("secure-aggregation[randomness=system]", evaluate_every=2)
+    clock = time.monotonic()
+    found = deployment.run(config)
+    report("secure aggregation, 2 rounds", clock)
+    fed.in_process(config, tmp_path / "run")  # other masks, the same sum
+    file = "weights.safetensors"
+    assert fed.tensors(found.path / file) == fed.tensors(tmp_path / "run" / file)
+    rows = read_lines(found.path / "ledger.jsonl")
+    sent = [row for row in rows if (row["task"], row["direction"]) == ("train", "up")]
+    assert sent
+    assert all("shared" not in row["kinds"] for row in sent)
+
+
 def report(what: str, since: float) -> None:
     print(f"{what}: {time.monotonic() - since:.0f} s", flush=True)

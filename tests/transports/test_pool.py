@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -190,16 +188,9 @@ def test_the_merged_model_is_known_after_the_server_phases():
         assert torch.equal(shifted.server.shared[key], value + 1)
 
 
-def test_a_script_without_a_guard_is_told_so_once(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import fedshift\n"
-        "from fedshift.testing import tiny_scenario\n"
-        "fedshift.run('fedavg', tiny_scenario(), transport='pool', workers=2)\n"
-    )
-    found = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert found.returncode == 1
-    assert found.stderr.count("Traceback") == 1, "the workers are silent"
-    assert 'if __name__ == "__main__":' in found.stderr.splitlines()[-1]
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a matter of Linux")
+def test_workers_do_not_push_the_server_aside_when_they_wake(pooled):
+    session = pooled("fedavg")
+    pids = [desk.process.pid for desk in session.transport._desks]
+    assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) != os.SCHED_BATCH

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fedshift.build import Plan
+from fedshift.children import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.compute import Compute
 from fedshift.data import federation
 from fedshift.data.samples import Domain
@@ -58,6 +59,7 @@ class Desk:
     post: Line
     writers: list[Writer]
     clients: deque[str]  # whose mail it holds
+    needs_script: bool  # whether it has run the caller's script
     sent: int = 0
 
 
@@ -68,8 +70,7 @@ class Pool:
     examines = True
 
     def __init__(self, plan: Plan) -> None:
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise SystemExit(1)  # a worker that runs its parent's script again: the parent tells
+        end_if_repeated()
         self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")
         kept = Path(self._folder.name)
         self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
@@ -77,15 +78,16 @@ class Pool:
         self._desks: list[Desk] = []
         self._lenient = plan.policy.lenient
         start = start_of(plan, self.store, self._data)
-        context = _context()
+        context, needed = _context(), needs_script(start)
         for _ in range(plan.workers):
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(there, start), daemon=True)
-            process.start()
+            with without_script(unless=needed):
+                process.start()
             there.close()
             writers = [Writer() for _ in range(AHEAD)]
             post = Line(here, self._reader)
-            self._desks.append(Desk(process, here, post, writers, deque()))
+            self._desks.append(Desk(process, here, post, writers, deque(), needed))
         for desk in self._desks:
             self._receive(desk)
 
@@ -184,17 +186,9 @@ def _alive(desk: Desk) -> Iterator[None]:
         yield
     except (EOFError, ConnectionError):
         desk.process.join(5)
-        code = desk.process.exitcode
-        if desk.clients:
-            whose = f"the worker of client {desk.clients[0]}"
-            why = "memory may have run out: try fewer --workers"
-        else:
-            whose = "a new worker"
-            why = (
-                'a script that runs fedshift needs `if __name__ == "__main__":` around it, or '
-                'transport="inprocess"'
-            )
-        raise RunError(f"{whose} ended (exit code {code}); {why}") from None
+        whose = f"the worker of client {desk.clients[0]}" if desk.clients else "a new worker"
+        why = why_ended(needed_script=desk.needs_script and not desk.clients)
+        raise RunError(f"{whose} ended (exit code {desk.process.exitcode}); {why}") from None
 
 
 def _context() -> Any:

@@ -1,0 +1,101 @@
+"""Scripts without ``if __name__ == "__main__"``, and what their child processes make of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedshift
+from fedshift.children import needs_script, without_script
+from fedshift.method import Part
+from fedshift.registry import METHODS
+
+HEAD = """
+import fedshift
+from fedshift.testing import tiny_scenario
+print("run")
+"""
+OWN = """
+from dataclasses import dataclass
+from fedshift.method import Method, Part
+
+class Mine(Part):
+    pass
+
+method = Method((Mine(),))
+"""
+POOL = "fedshift.run({}, tiny_scenario(rounds=1), transport='pool', workers=2)"
+COMPARE = (
+    "print(len(fedshift.compare([{}], [tiny_scenario(rounds=1)], seeds=[0, 1], workers=2).results))"
+)
+
+
+def script(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "script.py"
+    file.write_text("\n".join(lines))
+    source = str(Path(fedshift.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, file],
+        env=os.environ | {"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("start", [POOL, COMPARE], ids=["pool", "compare"])
+def test_a_script_without_a_guard_runs_once(start, tmp_path: Path):
+    found = script(tmp_path, HEAD, start.format("'fedavg'"))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("run") == 1
+
+
+@pytest.mark.parametrize("start", [POOL, COMPARE], ids=["pool", "compare"])
+def test_one_whose_own_parts_are_needed_is_told_to_have_a_guard(start, tmp_path: Path):
+    found = script(tmp_path, HEAD, OWN, start.format("method"))
+    assert found.returncode == 1
+    assert found.stderr.count("Traceback") == 1, found.stderr
+    assert 'if __name__ == "__main__":' in found.stderr.splitlines()[-1]
+
+
+def test_one_with_a_guard_may_use_its_own_parts(tmp_path: Path):
+    guarded = f"if __name__ == '__main__':\n    {COMPARE.format('method')}"
+    found = script(tmp_path, HEAD, OWN, guarded)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "2"
+
+
+class Elsewhere(Part):
+    """A part of a module that a child can import."""
+
+
+def test_the_script_is_needed_for_what_it_defines_or_registers(monkeypatch):
+    main = type("Mine", (Part,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", main, raising=False)
+    assert not needs_script(Elsewhere)
+    assert needs_script(main)
+
+    def built() -> None:
+        """A method."""
+
+    built.__module__ = "mine"
+    METHODS.register("mine")(built)
+    try:
+        assert needs_script()
+    finally:
+        del METHODS._entries["mine"]
+
+
+def test_the_script_is_itself_again_afterwards():
+    main = sys.modules["__main__"]
+    before = main.__spec__, getattr(main, "__file__", None)
+    with without_script(unless=False):
+        assert (main.__spec__, main.__file__) == (None, None)
+    with without_script(unless=True):
+        assert (main.__spec__, getattr(main, "__file__", None)) == before
+    assert (main.__spec__, getattr(main, "__file__", None)) == before

@@ -7,19 +7,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS
 
-KNOWN = ("fedshift.", "fedshift_plugin_")  # modules that a child finds by itself
+REGISTRIES = (METHODS, BACKBONES, SCENARIOS, DATASETS)
+PLUGIN = "fedshift_plugin_"  # what the modules of FEDSHIFT_PLUGINS are called
 
 
 def needs_script(*sent: object) -> bool:
-    """Whether something is registered outside our own modules, or is an object of the script's."""
-    registries = (METHODS, BACKBONES, SCENARIOS, DATASETS)
-    homes = (e.build.__module__ for registry in registries for e in registry.entries().values())
-    return any(not home.startswith(KNOWN) for home in homes) or any(
-        b"__main__" in bytes(ForkingPickler.dumps(item)) for item in sent
+    """Whether something is registered where no child looks, or is an object of the script's."""
+    strange = (
+        entry
+        for registry in REGISTRIES
+        for entry in registry.entries().values()
+        if not entry.build.__module__.startswith((registry.package, PLUGIN))
     )
+    return any(strange) or any(b"__main__" in bytes(ForkingPickler.dumps(item)) for item in sent)
 
 
 @contextmanager
@@ -30,7 +34,9 @@ def without_script(*, unless: bool) -> Iterator[None]:
     ``if __name__ == "__main__"`` would start everything once more.
     """
     script = vars(sys.modules["__main__"])
-    kept = {name: script[name] for name in ("__file__", "__spec__") if name in script}
+    kept: dict[str, Any] = {
+        name: script[name] for name in ("__file__", "__spec__") if name in script
+    }
     script.update({} if unless else dict.fromkeys(kept))
     try:
         yield

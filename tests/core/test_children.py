@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import fedshift
+from fedshift import children
 from fedshift.children import needs_script, without_script
 from fedshift.method import Part
-from fedshift.registry import METHODS
+from fedshift.registry import Registry
 
 HEAD = """
 import fedshift
-from fedshift.testing import tiny_scenario
 print("run")
 """
 OWN = """
@@ -28,10 +28,8 @@ class Mine(Part):
 
 method = Method((Mine(),))
 """
-POOL = "fedshift.run({}, tiny_scenario(rounds=1), transport='pool', workers=2)"
-COMPARE = (
-    "print(len(fedshift.compare([{}], [tiny_scenario(rounds=1)], seeds=[0, 1], workers=2).results))"
-)
+POOL = "fedshift.run({}, rounds=1, transport='pool', workers=2)"
+COMPARE = "print(len(fedshift.compare([{}], seeds=[0, 1], rounds=1, workers=2).results))"
 
 
 def script(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
@@ -74,28 +72,35 @@ class Elsewhere(Part):
     """A part of a module that a child can import."""
 
 
-def test_the_script_is_needed_for_what_it_defines_or_registers(monkeypatch):
+def test_the_script_is_needed_for_objects_that_it_defines(monkeypatch):
+    monkeypatch.setattr(children, "REGISTRIES", ())
     main = type("Mine", (Part,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Mine", main, raising=False)
-    assert not needs_script(Elsewhere)
-    assert needs_script(main)
-
-    def built() -> None:
-        """A method."""
-
-    built.__module__ = "mine"
-    METHODS.register("mine")(built)
-    try:
-        assert needs_script()
-    finally:
-        del METHODS._entries["mine"]
+    assert not needs_script(Elsewhere, "a name")
+    assert needs_script(Elsewhere, main)
 
 
-def test_the_script_is_itself_again_afterwards():
+def test_the_script_is_needed_for_what_is_registered_where_no_child_looks(monkeypatch):
+    own = Registry("thing", "fedshift.methods")
+    monkeypatch.setattr(children, "REGISTRIES", (own,))
+    for home in ("fedshift.methods.mine", "fedshift_plugin_mine_1"):
+        own.register(home)(lambda: None)
+        own._entries[home].build.__module__ = home
+    assert not needs_script()
+    own.register("mine")(lambda: None)
+    assert needs_script()
+
+
+def test_the_script_is_itself_again_afterwards(monkeypatch):
     main = sys.modules["__main__"]
-    before = main.__spec__, getattr(main, "__file__", None)
+    monkeypatch.setattr(main, "__file__", "script.py", raising=False)
+    before = main.__spec__
     with without_script(unless=False):
         assert (main.__spec__, main.__file__) == (None, None)
     with without_script(unless=True):
-        assert (main.__spec__, getattr(main, "__file__", None)) == before
-    assert (main.__spec__, getattr(main, "__file__", None)) == before
+        assert (main.__spec__, main.__file__) == (before, "script.py")
+    assert (main.__spec__, main.__file__) == (before, "script.py")
+    monkeypatch.delattr(main, "__file__")  # an interactive session
+    with without_script(unless=False):
+        pass
+    assert not hasattr(main, "__file__")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
+U = TypeVar("U")
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 MEGABYTE = 1 << 20
 
@@ -42,6 +46,15 @@ def keep_memory() -> None:
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2047 * MEGABYTE)
         libc.mallopt(M_TOP_PAD, 64 * MEGABYTE)
+
+
+def on_all_cores(work: Callable[[T], U], items: Iterable[T]) -> list[U]:
+    """``work`` on each item in threads; torch and NumPy let go of the interpreter while they count.
+
+    One thread works on an item, so the numbers do not depend on how many threads there are.
+    """
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(work, items))
 
 
 def work_in_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -224,6 +225,25 @@ def test_the_rule_leaves_a_layer_without_consensus_or_takes_its_mean():
     middle = (sent[0]["b.weight"] + against.numpy()) / 2
     np.testing.assert_allclose(mean["b.weight"].numpy(), middle, atol=1e-6)
     assert torch.equal(stays["a.weight"], mean["a.weight"])
+
+
+def test_threads_move_no_bit_and_no_entry(monkeypatch):
+    server, updates, _, _ = federation(n=fdse_consensus.MANY)
+    threads: set[int] = set()
+    consensus_of = fdse_consensus.consensus
+
+    def noted(*args):
+        threads.add(threading.get_ident())
+        return consensus_of(*args)
+
+    monkeypatch.setattr(fdse_consensus, "consensus", noted)
+    spread = LayerConsensus()(server, updates)
+    assert threading.get_ident() not in threads
+    monkeypatch.setattr(fdse_consensus, "MANY", len(updates) + 1)
+    alone = LayerConsensus()(server, updates)
+    assert threading.get_ident() in threads
+    assert list(spread) == list(alone) == list(server.shared)
+    assert all(torch.equal(spread[k], v) for k, v in alone.items())
 
 
 @pytest.mark.parametrize("unit", ["module", "tensor"])

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.blas import dsyrk, ssyrk
 from torch import Tensor
 
+from fedshift import tree
 from fedshift.aggregate import Aggregator, Uniform, Weighting
 from fedshift.declare import setting
+from fedshift.machine import on_all_cores
 from fedshift.message import Update
 from fedshift.method import Part
 from fedshift.net import Scope
@@ -22,6 +23,7 @@ from fedshift.tree import Tree
 Array = NDArray[np.float64]
 BLOCK = 2**14  # columns at a time: clients x BLOCK floats are all that is ever stacked
 WIDE = 2**16  # from here on products are in float32 and their sums in float64
+MANY = 20  # clients from which on threads are worth their while
 RIDGE = 1e-10  # picks the most even of several solutions, costs at most this much in the norm
 ZERO = 1e-6  # squared norm of the consensus of unit vectors from which on it is a direction
 UNITS = ("module", "tensor")
@@ -33,13 +35,13 @@ def gram(tensors: Sequence[Tensor], origin: Tensor) -> Array:
     start = origin.flatten()
     n, size = len(flat), flat[0].numel()
     exact = size < WIDE
-    upper = np.zeros((n, n))
+    out = np.zeros((n, n))
     for a in range(0, size, BLOCK):
         rows = torch.stack([f[a : a + BLOCK] for f in flat])  # (n, BLOCK)
         rows = rows.double() if exact else rows
-        rows.sub_(start[a : a + BLOCK])
-        upper += (dsyrk if exact else ssyrk)(1.0, rows.numpy().T, trans=1)
-    return np.triu(upper) + np.triu(upper, 1).T
+        block = rows.sub_(start[a : a + BLOCK]).numpy()
+        out += block @ block.T  # NumPy sees the symmetry, and lets other threads run
+    return out
 
 
 def min_norm_weights(inner: Array) -> Array:
@@ -159,13 +161,17 @@ class LayerConsensus(Aggregator):
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
         """Eq. 8, layer by layer."""
-        out: Tree = {}
-        for keys in grouped((k for k in server.shared if k in server.parameters), self.unit):
+
+        def agreed(keys: list[str]) -> Tree:
             inner = sum(gram([u.shared[k] for u in updates], server.shared[k]) for k in keys)
             c = consensus(np.asarray(inner), self.degenerate).tolist()
-            for k in keys:
-                out[k] = moved(server.shared[k], [u.shared[k] for u in updates], c)
-        return out
+            return {k: moved(server.shared[k], [u.shared[k] for u in updates], c) for k in keys}
+
+        layers = grouped((k for k in server.shared if k in server.parameters), self.unit)
+        layers.sort(key=lambda keys: -tree.nbytes(tree.pick(server.shared, keys)))  # longest first
+        spread = on_all_cores if len(updates) >= MANY else map
+        found = tree.merge(spread(agreed, layers))
+        return {k: found[k] for k in server.shared if k in found}
 
 
 def moved(origin: Tensor, tensors: Sequence[Tensor], c: Sequence[float]) -> Tensor:

@@ -12,7 +12,7 @@ from fedshift.errors import ConfigError
 from fedshift.experiment import Options, prepare, run
 from fedshift.registry import BACKBONES
 from fedshift.runs.config import configure
-from fedshift.testing import tiny_scenario
+from fedshift.testing import start, tiny_scenario, worker
 
 ACCELERATORS = [
     name
@@ -95,6 +95,14 @@ def test_stored_images_follow_the_layout_of_the_weights(net, layout):
     x = torch.rand(2, 16, 16, 3).permute(0, 3, 1, 2)  # as stored: channels-last in memory
     maps = next(v for v in in_layout(net, layout)(x).taps.values() if v.dim() == 4)
     assert maps.is_contiguous() is (layout == "contiguous")
+
+
+def test_what_leaves_a_site_lies_the_same_whatever_the_layout():
+    session = start("fedavg")
+    entries = worker(session).entries
+    assert any(not v.is_contiguous() for v in entries.values()), "convolutions are channels-last"
+    sent = worker(session).visit(session.server.mail("train", "dark-0")).shared
+    assert all(v.is_contiguous() for v in sent.values())
 
 
 def test_a_layout_moves_no_more_than_the_last_bits():

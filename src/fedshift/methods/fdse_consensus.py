@@ -170,8 +170,7 @@ class LayerConsensus(Aggregator):
         layers = grouped((k for k in server.shared if k in server.parameters), self.unit)
         layers.sort(key=lambda keys: -tree.nbytes(tree.pick(server.shared, keys)))  # longest first
         spread = on_all_cores if len(updates) >= MANY else map
-        found = tree.merge(spread(agreed, layers))
-        return {k: found[k] for k in server.shared if k in found}
+        return tree.merge(spread(agreed, layers))
 
 
 def moved(origin: Tensor, tensors: Sequence[Tensor], c: Sequence[float]) -> Tensor:

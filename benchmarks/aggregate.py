@@ -1,8 +1,8 @@
 """What a combining rule costs over 100 clients of ResNet-10, against the plain mean.
 
 Interleaved repetitions; median and quartiles of the ratio, by the clock and in processor time. The
-mean is one thread's work, as where replies are summed while the workers train; FDSE's consensus
-wants all replies, begins when the workers are done, and takes all cores. Its clients train the
+mean is one thread's work, as where replies are summed while the workers train; the others want all
+replies, begin when the workers are done, and take all cores. FDSE's clients train the
 decomposed net, and its aggregation is consensus and mixing together; the mean is that of the whole
 ResNet-10, and once more that of the decomposed one.
 """
@@ -22,6 +22,7 @@ from fedshift.machine import one_thread
 from fedshift.message import Update
 from fedshift.net import Scope
 from fedshift.registry import BACKBONES, build
+from fedshift.shelf import Shelf
 from fedshift.tree import Tree
 
 CLIENTS = 100
@@ -47,8 +48,10 @@ def cohort(method: str, clients: int) -> tuple[SimpleNamespace, list[Update]]:
             for k, v in entries.items()
         }
 
+    shelf = Shelf(clients)  # where a round's replies lie
     updates = [
-        Update(f"c{i}", "train", 1, move(shared), move(own), examples=10) for i in range(clients)
+        shelf.keep(Update(f"c{i}", "train", 1, move(shared), move(own), examples=10))
+        for i in range(clients)
     ]
     server = SimpleNamespace(
         shared=shared,
@@ -80,7 +83,7 @@ def main(clients: int) -> None:
             "mean, decomposed": partial(Mean(), *decomposed),
         }
         for what, clock in (("clock", time.perf_counter), ("processor", time.process_time)):
-            times = interleave(programs, 5, clock)
+            times = interleave(programs, 15, clock)
             for name, (middle, low, high) in ratios(times, "mean").items():
                 print(f"{what:<10} {name:<18} {middle:5.2f}   ({low:.2f} to {high:.2f})")
 

@@ -21,6 +21,7 @@ from fedshift.method import Method, Part
 from fedshift.net import Net, Scope, batch_norm_buffers, by_scope
 from fedshift.runs.store import MemoryStore, StateStore
 from fedshift.scenario import Scenario
+from fedshift.shelf import Shelf
 from fedshift.tree import Tree
 
 
@@ -227,7 +228,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
         if streams(server):
             updates = merge_arriving(server, replies, cohort)
         else:
-            updates = [u.own() if transport.borrows else u for u in replies]
+            updates = [*map(Shelf(len(cohort)).keep, replies)]
             server.participants = len(updates)
             seen: Sequence[Update] = updates
             for part in reversed(method.parts):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedshift import shelf
 from fedshift.aggregate import Mean, Uniform
 from fedshift.check import check_needs
 from fedshift.data.partition import PerDomain
 from fedshift.errors import ConfigError
 from fedshift.method import Method
 from fedshift.methods import csac_fusion
-from fedshift.methods.csac_fusion import DivergenceFusion, average, fuse, fusion_weights
+from fedshift.methods.csac_fusion import DivergenceFusion, fuse, fusion_weights
 from fedshift.net import batch_norm_buffers
 from fedshift.registry import build
 from fedshift.testing import play, start, tiny_scenario
@@ -43,16 +44,14 @@ def layer():
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("piece", [4, 2**17])
-def test_weights_are_equation_4_in_one_piece_and_in_many(layer, distance, piece, monkeypatch):
-    monkeypatch.setattr(csac_fusion, "PIECE", piece)
+@pytest.mark.parametrize("block", [3, 20, 2**19])
+def test_weights_are_equations_3_and_4_in_one_block_and_in_many(
+    layer, distance, block, monkeypatch
+):
+    monkeypatch.setattr(csac_fusion, "BLOCK", block)
     found = fusion_weights([*torch.from_numpy(layer)], distance)
     np.testing.assert_allclose(found.numpy(), weights(layer, distance), rtol=1e-9)
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
-
-
-def test_the_average_is_equation_3(layer):
-    np.testing.assert_allclose(average([*torch.from_numpy(layer)]).numpy(), layer.mean(0))
 
 
 def test_fusion_is_the_weighted_sum(layer):
@@ -121,6 +120,15 @@ def test_a_round_fuses_every_floating_entry(replies, bn):
             continue
         expected = np.tensordot(weights(layer, "l2"), layer, 1)
         np.testing.assert_allclose(shared[key].numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_threads_move_no_bit_and_no_entry(monkeypatch):
+    monkeypatch.setattr(shelf, "MANY", 1)
+    spread = play(start(Method((), DivergenceFusion())), 1).server.shared
+    monkeypatch.setattr(shelf, "MANY", 1000)
+    alone = play(start(Method((), DivergenceFusion())), 1).server.shared
+    assert list(spread) == list(alone)
+    assert all(torch.equal(spread[k], v) for k, v in alone.items())
 
 
 def test_averaging_is_the_uniform_mean():

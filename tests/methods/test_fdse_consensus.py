@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from fedshift import shelf
 from fedshift.message import Update
 from fedshift.methods import fdse_consensus
 from fedshift.methods.fdse_consensus import (
@@ -228,7 +229,7 @@ def test_the_rule_leaves_a_layer_without_consensus_or_takes_its_mean():
 
 
 def test_threads_move_no_bit_and_no_entry(monkeypatch):
-    server, updates, _, _ = federation(n=fdse_consensus.MANY)
+    server, updates, _, _ = federation(n=shelf.MANY)
     threads: set[int] = set()
     consensus_of = fdse_consensus.consensus
 
@@ -239,7 +240,7 @@ def test_threads_move_no_bit_and_no_entry(monkeypatch):
     monkeypatch.setattr(fdse_consensus, "consensus", noted)
     spread = LayerConsensus()(server, updates)
     assert threading.get_ident() not in threads
-    monkeypatch.setattr(fdse_consensus, "MANY", len(updates) + 1)
+    monkeypatch.setattr(shelf, "MANY", len(updates) + 1)
     alone = LayerConsensus()(server, updates)
     assert threading.get_ident() in threads
     assert list(spread) == list(alone) == list(server.shared)

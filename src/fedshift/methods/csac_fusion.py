@@ -1,13 +1,14 @@
 """CSAC's data-free fusion: layer by layer, models far from the average count more (Eqs. 3 and 4).
 
-Running sums, never a stack of all clients. A layer is read in pieces, so that a piece is still in
-the cache when its distances follow its mean; a second reading adds the layers up.
+A layer is read in blocks of columns, so that a block is still in the cache when its distances
+follow its mean; a second reading adds the layers up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,58 +17,48 @@ from fedshift.aggregate import Aggregator
 from fedshift.declare import setting
 from fedshift.message import Update
 from fedshift.server import Server
+from fedshift.shelf import blocks, layer_by_layer, weighted_sum
 from fedshift.tree import Tree
 
-PIECE = 2**17  # elements of one client that are read at a time: half a megabyte
+BLOCK = 2**19  # elements read at a time, all clients together: still in the cache when read again
 TINY = 1e-12  # share of the largest distance below which another one is as good as zero
 
 
-def average(layer: Sequence[Tensor]) -> Tensor:
-    """G^AVG = 1/H sum_h G^h, Eq. 3."""
-    out = layer[0].clone()
-    for weights in layer[1:]:
-        out.add_(weights)
-    return out.div_(len(layer))
+def gaps(layer: Sequence[Tensor], order: int) -> tuple[Tensor, Tensor]:
+    """|w - m| of each client in the norm of ``order``, (n,), and |m|; m = 1/n sum w of Eq. 3."""
+    n = len(layer)
+    width = max(1, BLOCK // n)
+    ones, scratch = layer[0].new_ones(n), layer[0].new_empty(n * width)
+    apart, common = [], []
+    for rows in blocks(layer, width):  # (n, width)
+        mean = torch.mv(rows.t(), ones).div_(n)
+        gap = torch.sub(rows, mean, out=scratch[: rows.numel()].view_as(rows))
+        apart.append(torch.linalg.vector_norm(gap, order, dim=1))
+        common.append(torch.linalg.vector_norm(mean, order))
+    over_blocks = partial(torch.linalg.vector_norm, ord=order, dim=0)
+    return over_blocks(torch.stack(apart).double()), over_blocks(torch.stack(common).double())
 
 
-def squared_gaps(piece: Sequence[Tensor], mean: Tensor) -> Tensor:
-    """|w - m|^2 of n pieces (P,), to be added over pieces: (n, 1)."""
-    gap = torch.empty_like(mean)
-    return torch.stack([torch.dot(torch.sub(w, mean, out=gap), gap) for w in piece])[:, None]
+def euclidean(layer: Sequence[Tensor]) -> Tensor:
+    """L2 distance of each client from the mean, (n,)."""
+    return gaps(layer, 2)[0]
 
 
-def absolute_gaps(piece: Sequence[Tensor], mean: Tensor) -> Tensor:
-    """|w - m|_1 of n pieces (P,): (n, 1)."""
-    gap = torch.empty_like(mean)
-    return torch.stack([torch.sub(w, mean, out=gap).abs_().sum() for w in piece])[:, None]
+def manhattan(layer: Sequence[Tensor]) -> Tensor:
+    """L1 distance (n,)."""
+    return gaps(layer, 1)[0]
 
 
-def gaps_and_norms(piece: Sequence[Tensor], mean: Tensor) -> Tensor:
-    """|w - m|^2, |w|^2 and |m|^2 of n pieces (P,): (n, 3)."""
-    own = torch.stack([torch.dot(w, w) for w in piece])  # (n,)
-    common = torch.dot(mean, mean).expand_as(own)
-    return torch.stack([squared_gaps(piece, mean)[:, 0], own, common], 1)
-
-
-def euclidean(sums: Tensor) -> Tensor:
-    """L2 distance (n,) from the sums of :func:`squared_gaps`."""
-    return sums[:, 0].sqrt()
-
-
-def manhattan(sums: Tensor) -> Tensor:
-    """L1 distance (n,) from the sums of :func:`absolute_gaps`."""
-    return sums[:, 0]
-
-
-def cosine(sums: Tensor) -> Tensor:
-    """1 - cos(w, m), (n,), from the sums of :func:`gaps_and_norms`.
+def cosine(layer: Sequence[Tensor]) -> Tensor:
+    """1 - cos(w, m), (n,).
 
     As (|w - m|^2 - (|w| - |m|)^2) / (2 |w| |m|), which does not cancel when w is close to m. A
     layer of zeros is at distance 0 from itself and at 1 from anything else.
     """
-    gap, own, mean = sums.unbind(1)  # (n,) each
-    product = 2 * (own * mean).sqrt()
-    apart = (gap - (own.sqrt() - mean.sqrt()).square()).clamp_min(0) / product
+    gap, mean = gaps(layer, 2)
+    own = torch.stack([torch.linalg.vector_norm(w) for w in layer]).double()  # (n,)
+    product = 2 * own * mean
+    apart = (gap.square() - (own - mean).square()).clamp_min(0) / product
     return torch.where(product > 0, apart, (gap > 0).to(apart))
 
 
@@ -83,19 +74,12 @@ def by_similarity(distances: Tensor) -> Tensor:
     return by_divergence(1 / (distances + TINY * distances.max()).clamp_min(TINY))
 
 
-Gaps = Callable[[Sequence[Tensor], Tensor], Tensor]
-Finish = Callable[[Tensor], Tensor]
-STRATEGIES: dict[str, tuple[Gaps, Finish, Finish]] = {  # what adds up, the distance, the weights
-    "l2": (squared_gaps, euclidean, by_divergence),
-    "l1": (absolute_gaps, manhattan, by_divergence),
-    "cosine": (gaps_and_norms, cosine, by_divergence),
-    "similarity": (squared_gaps, euclidean, by_similarity),
+STRATEGIES: dict[str, tuple[Callable[[Sequence[Tensor]], Tensor], Callable[[Tensor], Tensor]]] = {
+    "l2": (euclidean, by_divergence),
+    "l1": (manhattan, by_divergence),
+    "cosine": (cosine, by_divergence),
+    "similarity": (euclidean, by_similarity),
 }
-
-
-def pieces(layer: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """One layer of n clients, flat, piece by piece: n views (P,)."""
-    return zip(*(weights.flatten().split(PIECE) for weights in layer), strict=True)
 
 
 def fusion_weights(layer: Sequence[Tensor], distance: str = "l2") -> Tensor:
@@ -108,19 +92,13 @@ def fusion_weights(layer: Sequence[Tensor], distance: str = "l2") -> Tensor:
     n = len(layer)
     if distance == "average":
         return torch.full((n,), 1 / n, dtype=torch.float64)
-    gaps, finish, weigh = STRATEGIES[distance]
-    sums = [gaps(piece, average(piece)).double() for piece in pieces(layer)]
-    return weigh(finish(torch.stack(sums).sum(0)))
+    distances, weigh = STRATEGIES[distance]
+    return weigh(distances(layer))
 
 
 def fuse(layer: Sequence[Tensor], weights: Tensor) -> Tensor:
     """M_l = sum_h c_h G_l^h, Eq. 4, with ``weights`` c (n,)."""
-    c = weights.tolist()
-    out = torch.zeros(layer[0].shape, dtype=layer[0].dtype, device=layer[0].device)
-    for into, *piece in pieces([out, *layer]):
-        for own, c_h in zip(piece, c, strict=True):
-            into.add_(own, alpha=c_h)
-    return out
+    return weighted_sum(layer, weights.to(layer[0]))
 
 
 @dataclass(frozen=True)
@@ -147,7 +125,10 @@ class DivergenceFusion(Aggregator):
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
         """Eqs. 3 and 4; the scenario's ``weights`` have no say."""
         covered = self.covers(server)
-        layers = {
-            k: [u.shared[k] for u in updates] for k in updates[0].shared if k in covered
-        }  # without the statistics where the scenario recomputes them
-        return {k: fuse(layer, fusion_weights(layer, self.distance)) for k, layer in layers.items()}
+
+        def fused(keys: Sequence[str]) -> Tree:
+            versions = {k: [u.shared[k] for u in updates] for k in keys}
+            return {k: fuse(v, fusion_weights(v, self.distance)) for k, v in versions.items()}
+
+        layers = ([k] for k in updates[0].shared if k in covered)
+        return layer_by_layer(fused, layers, updates)  # no statistics if those are recomputed

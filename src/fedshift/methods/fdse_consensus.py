@@ -10,20 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import tree
 from fedshift.aggregate import Aggregator, Uniform, Weighting
 from fedshift.declare import setting
-from fedshift.machine import on_all_cores
 from fedshift.message import Update
 from fedshift.method import Part
 from fedshift.net import Scope
 from fedshift.server import Server
+from fedshift.shelf import blocks, layer_by_layer, weighted_sum
 from fedshift.tree import Tree
 
 Array = NDArray[np.float64]
 BLOCK = 2**14  # columns at a time: clients x BLOCK floats are all that is ever stacked
 WIDE = 2**16  # from here on products are in float32 and their sums in float64
-MANY = 20  # clients from which on threads are worth their while
 RIDGE = 1e-10  # picks the most even of several solutions, costs at most this much in the norm
 ZERO = 1e-6  # squared norm of the consensus of unit vectors from which on it is a direction
 UNITS = ("module", "tensor")
@@ -31,16 +29,11 @@ UNITS = ("module", "tensor")
 
 def gram(tensors: Sequence[Tensor], origin: Tensor) -> Array:
     """Inner products (n, n) of the tensors less ``origin``, block by block of columns."""
-    flat = [t.flatten() for t in tensors]
-    start = origin.flatten()
-    n, size = len(flat), flat[0].numel()
-    exact = size < WIDE
+    n, exact = len(tensors), origin.numel() < WIDE
     out = np.zeros((n, n))
-    for a in range(0, size, BLOCK):
-        rows = torch.stack([f[a : a + BLOCK] for f in flat])  # (n, BLOCK)
-        rows = rows.double() if exact else rows
-        block = rows.sub_(start[a : a + BLOCK]).numpy()
-        out += block @ block.T  # NumPy sees the symmetry, and lets other threads run
+    for rows, start in zip(blocks(tensors, BLOCK), origin.flatten().split(BLOCK), strict=True):
+        moves = ((rows.double() if exact else rows) - start).numpy()  # (n, BLOCK)
+        out += moves @ moves.T  # NumPy sees the symmetry, and lets other threads run
     return out
 
 
@@ -162,25 +155,20 @@ class LayerConsensus(Aggregator):
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
         """Eq. 8, layer by layer."""
 
-        def agreed(keys: list[str]) -> Tree:
+        def agreed(keys: Sequence[str]) -> Tree:
             inner = sum(gram([u.shared[k] for u in updates], server.shared[k]) for k in keys)
-            c = consensus(np.asarray(inner), self.degenerate).tolist()
+            c = consensus(np.asarray(inner), self.degenerate)
             return {k: moved(server.shared[k], [u.shared[k] for u in updates], c) for k in keys}
 
         layers = grouped((k for k in server.shared if k in server.parameters), self.unit)
-        layers.sort(key=lambda keys: -tree.nbytes(tree.pick(server.shared, keys)))  # longest first
-        spread = on_all_cores if len(updates) >= MANY else map
-        return tree.merge(spread(agreed, layers))
+        return layer_by_layer(agreed, layers, updates)
 
 
-def moved(origin: Tensor, tensors: Sequence[Tensor], c: Sequence[float]) -> Tensor:
-    """``origin + sum_k c_k (tensor_k - origin)`` in running sums."""
-    wide = origin.numel() >= WIDE
-    out = (origin if wide else origin.double()) * (1.0 - sum(c))
-    for tensor, c_k in zip(tensors, c, strict=True):
-        if c_k:
-            out.add_(tensor, alpha=c_k)
-    return out.to(origin.dtype)
+def moved(origin: Tensor, tensors: Sequence[Tensor], c: Array) -> Tensor:
+    """``origin + sum_k c_k (tensor_k - origin)``."""
+    start = origin if origin.numel() >= WIDE else origin.double()
+    moves = weighted_sum(tensors, torch.from_numpy(c).to(start.dtype))
+    return moves.add_(start, alpha=1.0 - float(c.sum())).to(origin.dtype)
 
 
 @dataclass(frozen=True)

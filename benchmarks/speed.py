@@ -16,7 +16,7 @@ from common import WORKS, Program, bare, header, interleave, ratios, rounds, ses
 
 from fedshift.machine import one_thread
 
-REPEATS = 9, 25  # of long samples, and of those of about a second
+REPEATS = 15, 25  # of long samples, and of those of about a second
 
 
 def again(play: Program, count: int) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
@@ -120,6 +123,30 @@ def bare(work: Work, *, channels_last: bool = False) -> Program:
             optimiser.step()
 
     return play
+
+
+def apart(make: Callable[[], Program]) -> Program:
+    """A program in a process of its own, which shares neither allocator nor settings with ours."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=_answer, args=(there, make), daemon=True).start()
+
+    def play() -> None:
+        here.send(None)
+        here.recv()
+
+    return play
+
+
+def _answer(line: Connection, make: Callable[[], Program]) -> None:
+    """Play whenever asked to; the process ends with the one that asks."""
+    torch.set_num_threads(1)
+    play = make()
+    with suppress(EOFError):
+        while True:
+            line.recv()
+            play()
+            line.send(None)
 
 
 def interleave(

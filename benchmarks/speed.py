@@ -1,9 +1,9 @@
 """FedAvg's round in fedshift, in process and in a pool, against the bare loop on the same steps.
 
-Prints ratios to the bare single-thread NCHW loop (lower is faster): median and quartiles of
-interleaved samples, each of as many rounds as the bare loop plays in a second: workers that have
-slept while others were timed need a few milliseconds to come back. ``python benchmarks/speed.py A
-C`` takes some of the works only.
+Prints ratios to the bare single-thread NCHW loop (lower is faster), which runs in a process of its
+own as plain Python starts it: median and quartiles of interleaved samples, each of as many rounds
+as the bare loop plays in a second: workers that have slept while others were timed need a few
+milliseconds to come back. ``python benchmarks/speed.py A C`` takes some of the works only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from functools import partial
 
-from common import WORKS, Program, bare, header, interleave, ratios, rounds, session
+from common import WORKS, Program, apart, bare, header, interleave, ratios, rounds, session
 
 from fedshift.machine import one_thread
 
@@ -43,7 +43,7 @@ def main(wanted: list[str]) -> None:
             here = session(work, "fedavg", "inprocess", 1)
             pool = session(work, "fedavg", "pool", 2)
             programs = {
-                "bare loop": bare(work),
+                "bare loop": apart(partial(bare, work)),
                 "in process": rounds(here),
                 "pool of 2": rounds(pool),
             }

@@ -80,6 +80,14 @@ class Scenario(Frozen):
     newcomer: Literal["refuse", "initial", "mean", "none"] = "refuse"
     grants: tuple[str, ...] = ("client_val", "domain_ids")
 
+    @field_validator("domains", "protocols", "analyses", "grants", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """As typed on a command line: several joined by commas, or none."""
+        if isinstance(value, str):
+            return tuple(filter(None, (word.strip() for word in value.split(","))))
+        return () if value is None else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.epochs and self.steps:

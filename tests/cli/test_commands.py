@@ -61,11 +61,13 @@ def test_settings_reach_method_scenario_backbone_and_partition(fedshift, tmp_pat
         *("--set", "mu=0.3", "--set", "scenario.lr=0.01", "--set", "backbone.width=2"),
         *("--set", "scenario.partition.clients_per_domain=1", "--set", "scenario.clip=none"),
         *("--clients-per-round", "1", "--rounds", "1", "--seed", "3"),
+        *("--set", "scenario.protocols=global,unseen"),
     )
     config = json.loads((out / "config.json").read_text())["run"]
     assert config["composition"]["parts"] == [{"name": "proximal", "mu": 0.3}]
     place = config["scenario"]
     assert (place["lr"], place["rounds"], place["clients_per_round"]) == (0.01, 1, 1)
+    assert place["protocols"] == ["global", "unseen"]
     assert place["backbone_options"] == {"width": 2}
     assert place["partition"]["clients_per_domain"] == 1
     assert config["seed"] == 3

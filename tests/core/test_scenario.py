@@ -21,6 +21,7 @@ CLIENTS = [f"c{i}" for i in range(10)]
         ({"momentum": 0.9, "optimiser": "adam"}, "momentum is for sgd; the optimiser is adam"),
         ({"domains": ("dark", "dark")}, "each once"),
         ({"domains": ()}, "at least one domain"),
+        ({"protocols": "none,global"}, "protocols.0 is 'none'"),
         ({"unseen": "dark"}, "domain 'dark' is both trained on and unseen"),
         ({"unseen": None}, "an unseen protocol needs the name of the unseen domain"),
         ({"grants": ("the-moon",)}, "the-moon.* known: client_val"),
@@ -41,6 +42,23 @@ def test_values_that_do_not_fit_are_refused_in_one_line(changes, message):
 def test_an_unknown_option_gives_the_nearest():
     with pytest.raises(UnknownNameError, match="'epoch'; did you mean epochs"):
         tiny_scenario(epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("personal", ("personal",)),
+        ("personal, global", ("personal", "global")),
+        ("global,", ("global",)),
+    ],
+)
+def test_lists_are_typed_with_commas(typed, meant):
+    assert tiny_scenario(protocols=typed).protocols == meant
+
+
+def test_a_list_can_be_taken_away():
+    assert tiny_scenario(grants=None).grants == ()
+    assert tiny_scenario(analyses="").analyses == ()
 
 
 def test_a_scenario_does_not_change():

@@ -61,7 +61,7 @@ def answers(
 ) -> Iterator[Update]:
     """One checked update per message, in the order of the mail; losses by the server's policy."""
     policy, retry = server.policy, Retry(server.policy)
-    due, held = deque(m.client for m in mail), dict[str, Update]()
+    due, held = deque(m.client for m in mail), Held(transport.borrows)
     lost: dict[str, Lost] = {}
     waiting = list(mail)
     while waiting:
@@ -74,10 +74,10 @@ def answers(
                     due.remove(reply.client)
             else:
                 lost.pop(reply.client, None)
-                early = reply.client != due[0]
-                held[reply.client] = reply.own() if early and transport.borrows else reply
-            while due and due[0] in held:
-                yield held.pop(due.popleft())
+                held.of[reply.client] = reply
+            while due and due[0] in held.of:
+                yield held.of.pop(due.popleft())
+            held.before_the_next()
         waiting = [m for m in mail if m.client in lost and policy.on_loss == "wait"]
         retry.pause([lost[m.client] for m in waiting])
     wanted = min(policy.min_sites if at_least is None else at_least, len(mail))
@@ -86,6 +86,22 @@ def answers(
             f"{len(mail) - len(lost)} of {len(mail)} sites answered, and min_sites is {wanted}; "
             + "; ".join(map(told, lost.values()))
         )
+
+
+class Held:
+    """Replies that wait for their turn, by client; copied before their memory is written again."""
+
+    def __init__(self, borrows: int) -> None:
+        self.of: dict[str, Update] = {}
+        self._borrows = borrows
+        self._left: dict[str, int] = {}  # how many more may be asked for
+
+    def before_the_next(self) -> None:
+        """Another reply is going to be asked for."""
+        for client in self.of if self._borrows else ():
+            self._left[client] = self._left.get(client, self._borrows) - 1
+            if self._left[client] == 0:
+                self.of[client] = self.of[client].own()
 
 
 def told(lost: Lost) -> str:

@@ -33,7 +33,7 @@ class Transport(Protocol):
     what happens then.
     """
 
-    borrows: bool  # whether a reply's tensors are valid only until the next one is asked for
+    borrows: int  # replies asked for until a reply's memory may be written again; 0: it never is
     examines: bool  # whether replies come from our own worker, which has looked for non-finite ones
     store: StateStore  # where the sites keep their state
 

@@ -11,6 +11,7 @@ import torch
 from fedshift.aggregate.rules import weighted_mean
 from fedshift.errors import DivergedError, RunError
 from fedshift.experiment import Options, prepare
+from fedshift.faults import answers
 from fedshift.message import Update
 from fedshift.method import Method, Part
 from fedshift.net import Scope, head_keys
@@ -142,23 +143,46 @@ def test_a_reply_owns_its_memory_when_asked_to():
 
 
 class Borrowing:
-    """Answers in reverse, every time in the same memory."""
+    """Answers in reverse, in as few blocks of memory as it says."""
 
-    borrows = True
     examines = True
 
+    def __init__(self, blocks):
+        self.borrows = blocks
+
     def deliver(self, mail):
-        memory = torch.zeros(1)
+        blocks = [torch.zeros(1) for _ in range(self.borrows)]
         for i, message in enumerate(reversed(mail)):
-            memory.fill_(float(i))
+            memory = blocks[i % len(blocks)].fill_(float(i))
             yield Update(message.client, "enrol", 0, payload={"own-head/w": memory}, examples=1)
 
 
-def test_a_reply_that_comes_early_is_held_in_memory_of_its_own():
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_a_reply_that_comes_early_is_held_in_memory_of_its_own(blocks):
     session = start(Method((OwnHead(),)))
     clients = sorted(session.server.roster)
-    found = collect(session.server, Borrowing(), "enrol", clients, session.record)
+    found = collect(session.server, Borrowing(blocks), "enrol", clients, session.record)
     assert sorted(float(u.payload["own-head/w"]) for u in found) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_reply_is_not_copied_before_its_memory_is_written_again(monkeypatch):
+    session = start(Method((OwnHead(),)))
+    copied: list[str] = []
+
+    def noted(update):
+        copied.append(update.client)
+        return own(update)
+
+    own = Update.own
+    monkeypatch.setattr(Update, "own", noted)
+    transport = Borrowing(2)
+    mail = [session.server.mail("enrol", client) for client in sorted(session.server.roster)]
+    values = [
+        float(u.payload["own-head/w"])
+        for u in answers(session.server, transport, mail, session.record)
+    ]
+    assert values == [3.0, 2.0, 1.0, 0.0]
+    assert copied == [m.client for m in reversed(mail)][:-2]  # the last two were read in place
 
 
 class OwnHead(Part):

@@ -69,7 +69,7 @@ class FlowerTransport:
     in the order of the mail ends the run.
     """
 
-    borrows = False
+    borrows = 0
     examines = False  # what other machines send is checked here
 
     def __init__(

@@ -12,7 +12,7 @@ from fedshift.message import Broadcast, Lost, Update
 class InProcess:
     """Visits the sites one after another on one resident net."""
 
-    borrows = True  # the next visit reuses the net
+    borrows = 1  # the next visit reuses the net
     examines = True
 
     def __init__(self, worker: Worker, *, lenient: bool = False) -> None:

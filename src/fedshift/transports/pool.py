@@ -66,7 +66,7 @@ class Desk:
 class Pool:
     """As many processes as ``plan.workers``; each visits one site at a time."""
 
-    borrows = True  # a reply's tensors are valid until the next one is asked for
+    borrows = 2  # a worker has a block for each message it may hold, and for two replies more
     examines = True
 
     def __init__(self, plan: Plan) -> None:
@@ -253,7 +253,7 @@ def serve(line: Connection, start: Start) -> None:
     keep_memory()
     work_in_batches()
     reader = Reader()
-    writers = [Writer() for _ in range(AHEAD + 1)]  # one more: the server may still read it
+    writers = [Writer() for _ in range(AHEAD + Pool.borrows)]
     try:
         worker = open_plan(start, reader).worker()
         line.send("ready")

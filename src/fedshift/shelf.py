@@ -27,12 +27,11 @@ class Shelf:
     def keep(self, update: Update) -> Update:
         """The same update in memory of its own."""
         place, self._taken = self._taken, self._taken + 1
+        shared: Tree = {}
         for key, value in update.shared.items():
             if key not in self._room:
                 self._room[key] = value.new_empty((self._places, *value.shape))
-        shared = {key: self._room[key][place] for key in update.shared}
-        for key, value in update.shared.items():
-            shared[key].copy_(value)
+            shared[key] = self._room[key][place].copy_(value)
         return dataclasses.replace(
             update,
             shared=shared,

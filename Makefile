@@ -28,7 +28,7 @@ docs: $(VENV)/.dev
 tables: $(VENV)/.dev
 	$(BIN)/python scripts/tables.py
 
-# Ratios in benchmarks/RESULTS.md: about ten minutes on two idle cores.
+# Ratios in benchmarks/RESULTS.md: about half an hour on two idle cores.
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/results.py
 

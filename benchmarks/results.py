@@ -1,6 +1,6 @@
 """Runs benchmarks one after another and keeps what they print in RESULTS.md, one section each.
 
-    python benchmarks/results.py            # the short set, about ten minutes on two idle cores
+    python benchmarks/results.py            # the short set, about half an hour on two idle cores
     python benchmarks/results.py speed      # some of it
     python benchmarks/results.py --all      # with memory of large cohorts and the peers
 

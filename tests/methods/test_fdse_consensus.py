@@ -20,6 +20,7 @@ from fedshift.methods.fdse_consensus import (
     consensus,
     gram,
     min_norm_weights,
+    moved,
     similarity_weights,
 )
 from fedshift.net import Scope
@@ -226,6 +227,17 @@ def test_the_rule_leaves_a_layer_without_consensus_or_takes_its_mean():
     middle = (sent[0]["b.weight"] + against.numpy()) / 2
     np.testing.assert_allclose(mean["b.weight"].numpy(), middle, atol=1e-6)
     assert torch.equal(stays["a.weight"], mean["a.weight"])
+
+
+def test_a_small_layer_is_moved_in_double_precision():
+    """A client that hardly moved has a large c: in float32 the terms would cancel."""
+    rng = np.random.default_rng(5)
+    start = (100 + rng.normal(size=50)).astype(np.float32)
+    sent = (start + 1e-3 * rng.normal(size=(3, 50))).astype(np.float32)
+    c = np.array([90.0, 3.0, 0.5])
+    found = moved(torch.from_numpy(start), [*torch.from_numpy(sent)], c)
+    expected = start.astype(np.float64) + c @ (sent.astype(np.float64) - start)
+    np.testing.assert_array_equal(found.numpy(), expected.astype(np.float32))
 
 
 def test_threads_move_no_bit_and_no_entry(monkeypatch):

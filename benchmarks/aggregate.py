@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import torch
 from common import Program, header, interleave, ratios
 
-from fedshift.aggregate import Mean
-from fedshift.machine import one_thread
-from fedshift.message import Update
-from fedshift.net import Scope
-from fedshift.registry import BACKBONES, build
-from fedshift.shelf import Shelf
-from fedshift.tree import Tree
+from fedshift.base.process import one_thread
+from fedshift.base.tree import Tree
+from fedshift.core.aggregate import Mean
+from fedshift.core.message import Update
+from fedshift.core.net import Scope
+from fedshift.core.registry import BACKBONES, build
+from fedshift.core.reply_stack import Shelf
 
 CLIENTS = 100
 

@@ -16,9 +16,9 @@ from common import WORKS, Program, Work, bare, header, interleave, ratios
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedshift.machine import one_thread
-from fedshift.optimise import Optimisation
-from fedshift.registry import BACKBONES
+from fedshift.base.process import one_thread
+from fedshift.core.optimiser import Optimisation
+from fedshift.core.registry import BACKBONES
 
 COHORTS = (5, 10, 25)
 

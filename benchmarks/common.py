@@ -17,13 +17,14 @@ from multiprocessing.connection import Connection
 import torch
 import torch.nn.functional as F
 
-from fedshift.data.partition import PerDomain
+from fedshift.core.config import configure
+from fedshift.core.registry import BACKBONES
+from fedshift.core.scenario import Scenario
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
-from fedshift.experiment import Options, Session, prepare
-from fedshift.registry import BACKBONES, register_dataset
-from fedshift.runs.config import configure
-from fedshift.scenario import Scenario
-from fedshift.server import play_round
+from fedshift.engine.round import play_round
+from fedshift.experiment.session import Options, Session, prepare
 
 Program = Callable[[], object]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from fedshift.compute import in_layout
+from fedshift.base.process import one_thread
+from fedshift.core.registry import BACKBONES
 from fedshift.data.samples import Domain, Samples
 from fedshift.data.store import read_domain, write_domain
-from fedshift.machine import one_thread
-from fedshift.registry import BACKBONES
+from fedshift.engine.compute import in_layout
 
 REPEATS = 60
 

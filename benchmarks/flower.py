@@ -16,12 +16,12 @@ import time
 
 from common import Program, Work, header, interleave, ratios, rounds, scenario
 
-from fedshift.build import Plan
-from fedshift.experiment import Options, Session, prepare
-from fedshift.machine import one_thread
-from fedshift.runs.config import configure
-from fedshift.server import Transport
-from fedshift.transports import flower
+from fedshift.base.process import one_thread
+from fedshift.core.config import configure
+from fedshift.core.server import Transport
+from fedshift.engine.build import Plan
+from fedshift.experiment.session import Options, Session, prepare
+from fedshift.transports.flower import grid
 
 WORK = Work("flower", "resnet10", (3, 32, 32), 7, 1, 10, 64)
 
@@ -29,9 +29,9 @@ WORK = Work("flower", "resnet10", (3, 32, 32), 7, 1, 10, 64)
 def in_memory(plan: Plan) -> Transport:
     """The real ClientApp in this process, on one resident worker."""
     site = plan.worker()
-    app = flower.client_app(lambda run, node: site)  # noqa: ARG005  one run, all sites
-    grid = flower.InMemoryGrid(app, [{"client": client} for client in plan.federation.sites])
-    return flower.connected(grid)(plan)
+    app = grid.client_app(lambda run, node: site)  # noqa: ARG005  one run, all sites
+    nodes = [{"client": client} for client in plan.federation.sites]
+    return grid.connected(grid.InMemoryGrid(app, nodes))(plan)
 
 
 def opened(method: str, options: Options) -> Session:

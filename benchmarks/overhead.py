@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from common import Work, header, interleave, ratios, session
 
-from fedshift.machine import one_thread
-from fedshift.message import Broadcast, Update
-from fedshift.server import play_round
+from fedshift.base.process import one_thread
+from fedshift.core.message import Broadcast, Update
+from fedshift.engine.round import play_round
 from fedshift.transports.inprocess import InProcess
 
 

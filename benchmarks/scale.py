@@ -22,9 +22,9 @@ from pathlib import Path
 
 from common import Work, header, interleave, ratios, scenario
 
-from fedshift.experiment import Session, prepare
-from fedshift.machine import one_thread
-from fedshift.runs.config import configure
+from fedshift.base.process import one_thread
+from fedshift.core.config import configure
+from fedshift.experiment.session import Session, prepare
 
 REGISTERED = (100, 1_000, 10_000)
 PARTICIPANTS = (10, 100, 1_000)

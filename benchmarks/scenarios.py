@@ -12,11 +12,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import fedshift
-from fedshift.cli.progress import Board
-from fedshift.data.federation import federate
-from fedshift.errors import DataError
-from fedshift.registry import SCENARIOS
-from fedshift.results import Comparison
+from fedshift.base.errors import DataError
+from fedshift.core.registry import SCENARIOS
+from fedshift.engine.federation import federate
+from fedshift.experiment.progress import Board
+from fedshift.report.results import Comparison
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "runs" / "scenarios"

@@ -14,7 +14,7 @@ from functools import partial
 
 from common import WORKS, Program, apart, bare, header, interleave, ratios, rounds, session
 
-from fedshift.machine import one_thread
+from fedshift.base.process import one_thread
 
 REPEATS = 15, 25  # of long samples, and of those of about a second
 

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import fedshift
-from fedshift.cli.progress import Board
-from fedshift.data.label_skew import SequentialDirichlet
-from fedshift.data.partition import PerDomain
-from fedshift.data.splits import Random
-from fedshift.errors import DataError
+from fedshift.base.errors import DataError
+from fedshift.base.process import one_thread
+from fedshift.core.config import configure
+from fedshift.data.dealing.label_skew import SequentialDirichlet
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.dealing.splits import Random
 from fedshift.evaluate.protocols import evaluate
-from fedshift.experiment import Session, prepare
-from fedshift.machine import one_thread
-from fedshift.methods.f2dc_layers import DecouplingNeck
-from fedshift.results import Cell, Comparison, RunResult
-from fedshift.runs.config import configure
+from fedshift.experiment.progress import Board
+from fedshift.experiment.session import Session, prepare
+from fedshift.methods.f2dc.layers import DecouplingNeck
+from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.transports import InProcess
 
 ROOT = Path(__file__).parent.parent

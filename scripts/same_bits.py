@@ -118,6 +118,7 @@ def hashes_of(method: str) -> Hashes:
             testing.in_process_equals_pool(method)
             testing.in_process_equals_flower(method)
         out |= {f"{scenario}/{method}/{name}": value for name, value in seen.items()}
+    testing.tiny_scenario = tiny
     return out
 
 

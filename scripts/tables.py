@@ -8,11 +8,11 @@ import numpy as np
 from PIL import Image
 
 import fedshift
-from fedshift.cli.progress import Board
-from fedshift.data.embedded import embedded_digits
-from fedshift.registry import METHODS
+from fedshift.core.registry import METHODS
+from fedshift.data.library.embedded import embedded_digits
+from fedshift.experiment.progress import Board
 from fedshift.report import figures, html
-from fedshift.results import Comparison
+from fedshift.report.results import Comparison
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "runs" / "tables"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import fedshift
-from fedshift.registry import METHODS, import_file
+from fedshift.base.registry import import_file
+from fedshift.core.registry import METHODS
 from fedshift.testing import finite_and_moving
 
 ROOT = Path(__file__).parent.parent

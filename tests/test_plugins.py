@@ -19,12 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Step
-from fedshift.method import Method, Part
-from fedshift.registry import register
-from fedshift.tree import Tree
+from fedshift import Client, Method, Part, Step, Tree, register, setting
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def test_a_missing_plugin_folder_is_one_line():
 def test_a_part_that_needs_arguments_is_passed_over(tmp_path: Path):
     (tmp_path / "needy.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedshift.method import Part\n\n\n"
+        "from fedshift.core.method import Part\n\n\n"
         "@dataclass(frozen=True)\n"
         "class Needy(Part):\n"
         "    size: int\n"

@@ -16,15 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from work import HELD_OUT, LR, WORKS, Work, build, floats, stored
 
-from fedshift.build import build_net
-from fedshift.data.federation import federate
+from fedshift.base.process import one_thread
+from fedshift.core.config import configure
+from fedshift.core.scenario import Scenario
+from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
-from fedshift.experiment import Options, Session, prepare
-from fedshift.machine import one_thread
-from fedshift.registry import register_dataset
-from fedshift.runs.config import configure
-from fedshift.scenario import Scenario
-from fedshift.server import play_round
+from fedshift.engine.build import build_net
+from fedshift.engine.federation import federate
+from fedshift.engine.round import play_round
+from fedshift.experiment.session import Options, Session, prepare
 
 
 def domain(work: Work, client: int) -> Domain:

@@ -1,37 +1,11 @@
-"""Federated learning under domain shift: published methods as small composable parts."""
+"""Federated learning under domain shift: published methods as small composable parts.
 
-__version__ = "0.1.0"
+``from fedshift import Part, Method, ...`` is all that the author of a method imports, and
+``fedshift.run``, ``compare`` and ``load`` all that a user calls. The names are listed, with their
+modules, in ``__init__.pyi``; each is imported when it is first used, so that ``import fedshift``
+and ``fedshift --help`` do not wait for torch.
+"""
 
-from fedshift.aggregate import Aggregator, Mean
-from fedshift.comparison import compare
-from fedshift.errors import FedshiftError
-from fedshift.experiment import Listener, find_scenario, run
-from fedshift.method import Method, Part, Phase, Player
-from fedshift.net import Net, Output, Scope
-from fedshift.registry import build, register, register_backbone, register_scenario
-from fedshift.results import Comparison, RunResult
-from fedshift.scenario import Scenario
+import lazy_loader
 
-__all__ = [
-    "Aggregator",
-    "Comparison",
-    "FedshiftError",
-    "Listener",
-    "Mean",
-    "Method",
-    "Net",
-    "Output",
-    "Part",
-    "Phase",
-    "Player",
-    "RunResult",
-    "Scenario",
-    "Scope",
-    "build",
-    "compare",
-    "find_scenario",
-    "register",
-    "register_backbone",
-    "register_scenario",
-    "run",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,24 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift import seeds, tree
-from fedshift.build import Plan
-from fedshift.client import Client, Worker
-from fedshift.data.partition import PerDomain
+from fedshift.base import seeds, tree
+from fedshift.base.process import one_thread
+from fedshift.base.tree import Tree
+from fedshift.core.client import Client
+from fedshift.core.config import configure
+from fedshift.core.loop import Step
+from fedshift.core.message import Broadcast, Lost, Message, Update
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Scope
+from fedshift.core.scenario import Scenario
+from fedshift.core.server import Transport
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
+from fedshift.engine.build import Plan
+from fedshift.engine.round import collect, convene
+from fedshift.engine.visit import Worker
 from fedshift.evaluate.protocols import evaluate
-from fedshift.experiment import Options, Session, prepare
-from fedshift.loop import Step
-from fedshift.machine import one_thread
-from fedshift.message import Broadcast, Lost, Message, Update
-from fedshift.method import Method, Part
-from fedshift.net import Scope
-from fedshift.registry import register_dataset
-from fedshift.runs.config import configure
-from fedshift.scenario import Scenario
-from fedshift.server import Transport, collect, convene
+from fedshift.experiment.session import Options, Session, prepare
 from fedshift.transports.inprocess import InProcess
-from fedshift.tree import Tree
 
 Flat = dict[str, Tensor]
 
@@ -184,23 +186,23 @@ def in_process_equals_flower(method: str | Method) -> None:
     """Flower's own apps on a grid in memory give the same run (with the extra ``flower``)."""
     if importlib.util.find_spec("flwr") is None:
         raise SkipTest('Flower is not installed; pip install "fedshift[flower]"')
-    from fedshift.transports import flower  # noqa: PLC0415  the extra
+    from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
 
     config, whole = configure(method, tiny_scenario())
     sites: list[Worker] = []
     there: list[Session] = []
 
-    def play_there(connect: flower.Connect, settings: Mapping[str, Any]) -> None:
+    def play_there(connect: grid.Connect, settings: Mapping[str, Any]) -> None:
         def opened(plan: Plan) -> Transport:
             sites.append(plan.worker())
             return connect(plan)
 
         there.append(play(prepare(config, whole, None, Options(transport=opened, **settings))))
 
-    app = flower.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
+    app = grid.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
     clients = [f"{domain}-{i}" for domain in ("dark", "bright") for i in range(2)]
-    grid = flower.InMemoryGrid(app, [{"client": client} for client in clients])
-    grid.play(flower.server_app(play_there))
+    nodes = [{"client": client} for client in clients]
+    grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
     require_same(play(start(method)), there[0], "in process and through Flower")
 
 

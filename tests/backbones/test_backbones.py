@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedshift import seeds
 from fedshift.backbones.fedka import domain_classifier
 from fedshift.backbones.layers import normalisation, scaled
-from fedshift.errors import ConfigError
-from fedshift.registry import BACKBONES
+from fedshift.base import seeds
+from fedshift.base.errors import ConfigError
+from fedshift.core.registry import BACKBONES
 
 # name: one small input and options that keep it fast
 SMALL = {

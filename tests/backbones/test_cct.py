@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedshift import seeds
 from fedshift.backbones import cct
+from fedshift.base import seeds
 
 
 def test_weights_of_cct_are_drawn_as_its_authors_draw_them():

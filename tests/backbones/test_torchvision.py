@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from fedshift import seeds
 from fedshift.backbones.alexnet import alexnet
 from fedshift.backbones.pretrained import load_pretrained, read_weights
 from fedshift.backbones.resnet import resnet18, resnet34, resnet50
 from fedshift.backbones.vgg import vgg11
-from fedshift.errors import ConfigError
+from fedshift.base import seeds
+from fedshift.base.errors import ConfigError
 
 WIDTH, BASE = 0.125, 8
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import fedshift.testing
+from fedshift.base.registry import Entry
 from fedshift.cli import main
-from fedshift.data.partition import PerDomain
-from fedshift.loop import Step
-from fedshift.method import Method, Part
-from fedshift.registry import METHODS, SCENARIOS, Entry
+from fedshift.core.loop import Step
+from fedshift.core.method import Method, Part
+from fedshift.core.registry import METHODS, SCENARIOS
+from fedshift.data.dealing.partitions import PerDomain
 from fedshift.testing import tiny_scenario
 
 
@@ -245,8 +246,8 @@ def test_a_disk_that_fills_up_later_keeps_the_finished_rounds(capsys, tmp_path: 
 
 def test_a_damaged_checkpoint_is_refused(capsys, tmp_path: Path):
     path = tmp_path / "w.safetensors"
-    from fedshift.errors import RunError
-    from fedshift.runs.files import read_tensors, write_tensors
+    from fedshift.base.errors import RunError
+    from fedshift.base.files import read_tensors, write_tensors
 
     write_tensors(path, {"w": torch.arange(5.0)}, {"round": 3})
     assert read_tensors(path)[1] == {"round": 3}

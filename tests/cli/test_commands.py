@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedshift.base.registry import Entry
 from fedshift.cli import main
 from fedshift.cli.commands import split_methods
-from fedshift.registry import SCENARIOS, Entry
+from fedshift.core.registry import SCENARIOS
 from fedshift.testing import CONTRACT, tiny_scenario
 
 

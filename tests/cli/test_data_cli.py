@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedshift.base.errors import FedshiftError
 from fedshift.cli.data import app
-from fedshift.data.cards import CARDS
-from fedshift.errors import FedshiftError
+from fedshift.data.catalogue import CARDS
 
 
 @pytest.fixture(autouse=True)

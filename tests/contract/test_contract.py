@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift.registry import METHODS
+from fedshift.core.registry import METHODS
 from fedshift.testing import CONTRACT
 
 STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + groupdro"]

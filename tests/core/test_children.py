@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import fedshift
-from fedshift import children
-from fedshift.children import needs_script, without_script
-from fedshift.method import Part
-from fedshift.registry import Registry
+from fedshift.base.registry import Registry
+from fedshift.core.method import Part
+from fedshift.engine import spawn
+from fedshift.engine.spawn import needs_script, without_script
 
 HEAD = """
 import fedshift
@@ -21,7 +21,7 @@ print("run")
 """
 OWN = """
 from dataclasses import dataclass
-from fedshift.method import Method, Part
+from fedshift import Method, Part
 
 class Mine(Part):
     pass
@@ -73,7 +73,7 @@ class Elsewhere(Part):
 
 
 def test_the_script_is_needed_for_objects_that_it_defines(monkeypatch):
-    monkeypatch.setattr(children, "REGISTRIES", ())
+    monkeypatch.setattr(spawn, "REGISTRIES", ())
     main = type("Mine", (Part,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Mine", main, raising=False)
     assert not needs_script(Elsewhere, "a name")
@@ -81,8 +81,8 @@ def test_the_script_is_needed_for_objects_that_it_defines(monkeypatch):
 
 
 def test_the_script_is_needed_for_what_is_registered_where_no_child_looks(monkeypatch):
-    own = Registry("thing", "fedshift.methods")
-    monkeypatch.setattr(children, "REGISTRIES", (own,))
+    own = Registry("thing", "fedshift.methods", "fedshift.methods")
+    monkeypatch.setattr(spawn, "REGISTRIES", (own,))
     for home in ("fedshift.methods.mine", "fedshift_plugin_mine_1"):
         own.register(home)(lambda: None)
         own._entries[home].build.__module__ = home

@@ -6,12 +6,13 @@ import shutil
 import pytest
 import torch
 
-from fedshift import compute as module
-from fedshift.compute import Compute, faster_layout, find_device, in_layout, try_layouts
-from fedshift.errors import ConfigError
-from fedshift.experiment import Options, prepare, run
-from fedshift.registry import BACKBONES
-from fedshift.runs.config import configure
+from fedshift.base.errors import ConfigError
+from fedshift.core.config import configure
+from fedshift.core.registry import BACKBONES
+from fedshift.engine import compute as module
+from fedshift.engine.compute import Compute, faster_layout, find_device, in_layout, try_layouts
+from fedshift.experiment.run import run
+from fedshift.experiment.session import Options, prepare
 from fedshift.testing import start, tiny_scenario, worker
 
 ACCELERATORS = [

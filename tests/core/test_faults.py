@@ -12,20 +12,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedshift import faults
-from fedshift.check import check_policy
-from fedshift.errors import ConfigError, DivergedError, RunError
-from fedshift.experiment import Options, execute, load_result, prepare
-from fedshift.experiment import play as play_to_the_end
-from fedshift.faults import Policy
-from fedshift.message import Lost, Update
-from fedshift.method import Method, Part
-from fedshift.net import Scope
-from fedshift.registry import METHODS, build
+from fedshift.base.errors import ConfigError, DivergedError, RunError
+from fedshift.core.config import configure
+from fedshift.core.message import Lost, Update
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Scope
+from fedshift.core.registry import METHODS, build
+from fedshift.core.server import Policy
+from fedshift.engine import replies
+from fedshift.engine.preflight import check_policy
+from fedshift.experiment.run import execute, load_result
+from fedshift.experiment.session import Options, prepare
+from fedshift.experiment.session import play as play_to_the_end
+from fedshift.report.results import Comparison
 from fedshift.report.screen import detail
-from fedshift.results import Comparison, choose
-from fedshift.runs.config import configure
 from fedshift.runs.record import read_lines
+from fedshift.runs.summary import choose
 from fedshift.testing import everything, play, require_same, start, tiny_scenario
 from fedshift.transports import TRANSPORTS
 from fedshift.transports.inprocess import InProcess
@@ -121,7 +123,7 @@ def test_a_small_cohort_needs_no_more_answers_than_it_has(shaky):
 
 
 def test_waiting_writes_again_until_the_site_is_back(shaky, monkeypatch):
-    monkeypatch.setattr(faults, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(replies, "FIRST_PAUSE", 0.001)
     cases = [(2, "train", "dark-0")] * 3 + [(1, "score", "bright-1")]
     session = play(shaky("scaffold", Policy("wait", timeout=20), *cases))
     require_same(play(start("scaffold")), session, "uninterrupted and waited for")

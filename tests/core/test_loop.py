@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import tree
-from fedshift.errors import DivergedError
-from fedshift.loop import Batch, Log, shuffled_rows
-from fedshift.method import Method, Part, Phase, Player
+from fedshift.base import tree
+from fedshift.base.errors import DivergedError
+from fedshift.core.loop import Batch, Log, shuffled_rows
+from fedshift.core.method import Method, Part, Phase, Player
+from fedshift.core.registry import build
 from fedshift.methods.ditto import PersonalModel
 from fedshift.methods.fedprox import Proximal
-from fedshift.registry import build
 from fedshift.testing import order_is_irrelevant, play, start, worker
 
 BATCHES = {"bright-0": 2, "bright-1": 2, "dark-0": 3, "dark-1": 3}  # of 4: 7, 6, 11, 11 samples

@@ -11,7 +11,7 @@ import pytest
 LOOK = """
 import sys
 import torch
-from fedshift.machine import keep_memory
+from fedshift.base.process import keep_memory
 
 def resident():
     with open("/proc/self/statm") as file:

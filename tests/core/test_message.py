@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.message import Broadcast, Update
+from fedshift.core.message import Broadcast, Update
 
 NAMES = st.text("abcxyz./0123456789", min_size=1, max_size=8)
 TREES = st.dictionaries(

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedshift.aggregate import Add, ByExamples, Mean, Uniform
-from fedshift.check import check_needs
-from fedshift.declare import setting
-from fedshift.errors import ClashError, ConfigError, GrantError, UnknownNameError
-from fedshift.method import Method, Part, Phase
+from fedshift.base.errors import ClashError, ConfigError, GrantError, UnknownNameError
+from fedshift.core.aggregate import Add, ByExamples, Mean, Uniform
+from fedshift.core.component import setting
+from fedshift.core.method import Method, Part, Phase
+from fedshift.core.registry import METHODS, build
+from fedshift.engine.preflight import check_needs
 from fedshift.methods.ditto import PersonalModel
 from fedshift.methods.feddyn import DynamicDual
 from fedshift.methods.fedopt import Adam, Momentum
@@ -19,7 +20,6 @@ from fedshift.methods.fedrep import HeadThenBody
 from fedshift.methods.groupdro import ExponentialWeights
 from fedshift.methods.mixup import Mixup
 from fedshift.methods.moon import ModelContrast
-from fedshift.registry import METHODS, build
 from fedshift.testing import tiny_scenario
 
 

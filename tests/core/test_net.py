@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedshift import tree
 from fedshift.backbones.cnn import cnn
-from fedshift.errors import ConfigError
-from fedshift.net import Neck, OncePerBatch, call, call_frozen, head_keys, load
+from fedshift.base import tree
+from fedshift.base.errors import ConfigError
+from fedshift.core.net import Neck, OncePerBatch, call, call_frozen, head_keys, load
 
 
 class Twice(Neck):

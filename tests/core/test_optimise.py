@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedshift.optimise import Optimisation
+from fedshift.core.optimiser import Optimisation
 
 LR, MOMENTUM, DECAY = 0.3, 0.9, 0.1
 

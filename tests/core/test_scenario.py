@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedshift.errors import ConfigError, UnknownNameError
-from fedshift.optimise import Optimisation
-from fedshift.scenario import Scenario
+from fedshift.base.errors import ConfigError, UnknownNameError
+from fedshift.core.optimiser import Optimisation
+from fedshift.core.scenario import Scenario
 from fedshift.testing import start, tiny_scenario
 
 CLIENTS = [f"c{i}" for i in range(10)]

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import seeds
-from fedshift.method import Method, Part
+from fedshift.base import seeds
+from fedshift.core.method import Method, Part
+from fedshift.core.registry import build
 from fedshift.methods.mixup import Mixup
-from fedshift.registry import build
 from fedshift.testing import play, start
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.aggregate.rules import weighted_mean
-from fedshift.errors import ClashError, GrantError
+from fedshift.base.errors import ClashError, GrantError
+from fedshift.core.aggregate import weighted_mean
+from fedshift.core.message import Broadcast
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Scope, load
+from fedshift.engine.round import exchange
 from fedshift.evaluate.protocols import assemble
-from fedshift.message import Broadcast
-from fedshift.method import Method, Part
-from fedshift.net import Scope, load
-from fedshift.server import exchange
 from fedshift.testing import Tapped, play, start, worker
 
 SIZES = {"bright-0": 7, "bright-1": 6, "dark-0": 11, "dark-1": 11}  # 22 and 13 samples, dealt

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import shelf
-from fedshift.message import Update
-from fedshift.server import play_round
-from fedshift.shelf import Shelf, blocks, weighted_sum
+from fedshift.core import reply_stack
+from fedshift.core.message import Update
+from fedshift.core.reply_stack import Shelf, blocks, weighted_sum
+from fedshift.engine.round import play_round
 from fedshift.testing import start
 from fedshift.transports.wire import Wire
 
@@ -82,7 +82,7 @@ def test_what_lies_elsewhere_is_read_all_the_same(rows):
 
 @pytest.mark.parametrize("width", [2, 2**16])
 def test_a_weighted_sum_has_the_precision_of_its_weights(width, monkeypatch):
-    monkeypatch.setattr(shelf, "WIDTH", width)
+    monkeypatch.setattr(reply_stack, "WIDTH", width)
     rows = [update.shared["w"] for update in replies(3)]
     c = np.array([0.2, -1.5, 3.0])
     expected = np.tensordot(c, np.stack([row.double().numpy() for row in rows]), 1)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import tree
-from fedshift.errors import ClashError, RunError
+from fedshift.base import tree
+from fedshift.base.errors import ClashError, RunError
 
 DTYPES = [
     torch.float16,

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedshift import faults
-from fedshift.errors import RunError
-from fedshift.faults import Policy
-from fedshift.message import Update
+from fedshift.base.errors import RunError
+from fedshift.core.message import Update
+from fedshift.core.server import Policy
+from fedshift.engine import replies
+from fedshift.engine.replies import SLACK
 from fedshift.testing import Tapped, play, start, worker
-from fedshift.validate import SLACK
 
 W = "head.weight"
 
@@ -175,8 +175,8 @@ def test_the_size_limit_is_a_choice():
 
 def test_each_update_is_checked_once(monkeypatch):
     session, seen = start("scaffold"), []
-    real = faults.objection
-    monkeypatch.setattr(faults, "objection", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1])
+    real = replies.objection
+    monkeypatch.setattr(replies, "objection", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1])
     play(session, 1)
-    replies = [m for m in session.transport.seen if isinstance(m, Update)]
-    assert len(seen) == len(replies)
+    received = [m for m in session.transport.seen if isinstance(m, Update)]
+    assert len(seen) == len(received)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedshift.data import federation
-from fedshift.data.label_skew import SequentialDirichlet
-from fedshift.data.splits import AllTest, Given
-from fedshift.errors import DataError
-from fedshift.method import Method, Part
+from fedshift.base.errors import DataError
+from fedshift.core.method import Method, Part
+from fedshift.data.dealing.label_skew import SequentialDirichlet
+from fedshift.data.dealing.splits import AllTest, Given
+from fedshift.engine import federation
 from fedshift.testing import start, tiny, tiny_scenario, worker
 
 SEEN: list[torch.Tensor] = []

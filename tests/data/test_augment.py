@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
+from fedshift.base.errors import DataError
 from fedshift.data import augment as aug
 from fedshift.data.augment import PRESETS, Augment, apply
-from fedshift.errors import DataError
 
 OPS = {
     "crop": aug.Crop(),

@@ -10,7 +10,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from fedshift.data import digits
+from fedshift.data.library import digits
 
 SCANNED = ("scan", "photo", "outline")
 

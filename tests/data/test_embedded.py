@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from fedshift.data import embedded
-from fedshift.data.digits import DOMAINS
+from fedshift.data.library import embedded
+from fedshift.data.library.digits import DOMAINS
 
 
 def test_digits_are_cached_and_a_damaged_cache_is_made_anew(tmp_path, monkeypatch):

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.data.federation import federate
-from fedshift.data.partition import PerDomain, Pooled
+from fedshift.base.errors import DataError, UnknownNameError
+from fedshift.data.dealing.partitions import PerDomain, Pooled
 from fedshift.data.samples import Domain, Samples, as_input, split_rows, union
 from fedshift.data.store import read_domain, write_domain
-from fedshift.errors import DataError, UnknownNameError
+from fedshift.engine.federation import federate
 from fedshift.testing import tiny_scenario
 
 

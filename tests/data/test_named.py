@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.data.cards import CARDS
-from fedshift.data.named import add, card_of, own_datasets
-from fedshift.data.store import home
-from fedshift.errors import ConfigError, DataError, UnknownNameError
-from fedshift.registry import DATASETS
+from fedshift.base.errors import ConfigError, DataError, UnknownNameError
+from fedshift.base.files import home
+from fedshift.data.catalogue import CARDS
+from fedshift.data.library.datasets import add, card_of, own_datasets
+from fedshift.data.registry import DATASETS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("FEDSHIFT_SOURCES") or SHARED)

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from fedshift.data import partition_table
-from fedshift.data.label_skew import Dirichlet, Pathological, SequentialDirichlet
-from fedshift.data.partition import (
+from fedshift.base.errors import ConfigError, DataError
+from fedshift.base.seeds import generator
+from fedshift.data.dealing.holdings import table
+from fedshift.data.dealing.label_skew import Dirichlet, Pathological, SequentialDirichlet
+from fedshift.data.dealing.partitions import (
     F2DC,
     ClassHalves,
     Heterogeneity,
@@ -19,10 +21,9 @@ from fedshift.data.partition import (
     Pooled,
     deal,
 )
-from fedshift.data.partition_table import plot, render_table, table
 from fedshift.data.samples import Domain
-from fedshift.errors import ConfigError, DataError
-from fedshift.seeds import generator
+from fedshift.report import partition
+from fedshift.report.partition import plot, render_table
 
 seeds = st.integers(0, 9)
 
@@ -428,7 +429,7 @@ def test_the_bars_of_a_client_add_up_to_its_rows(classes, plan, tmp_path):
 
 
 def test_without_matplotlib_the_figure_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(partition_table.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(partition.importlib.util, "find_spec", lambda name: None)
     domains = world(40)
     with pytest.raises(ConfigError, match=r"fedshift\[report\]"):
         plot(table(dealt(PerDomain(), domains), domains))

@@ -11,12 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshift.data import images, store
-from fedshift.data.cards import CARDS, Card, Recipe
-from fedshift.data.inspection import find_duplicates, inspect, sheet, write_pages
-from fedshift.data.prepare import load, prepare, prepared, read_report, store_of
+from fedshift.base.errors import ConfigError, DataError
+from fedshift.data import store
+from fedshift.data.catalogue import CARDS, Card, Recipe
+from fedshift.data.library.inspection import find_duplicates, inspect, sheet, write_pages
+from fedshift.data.library.prepare import load, prepare, prepared, read_report, store_of
 from fedshift.data.samples import Domain
-from fedshift.errors import ConfigError, DataError
+from fedshift.data.sources import images
 
 CARD = Card("mine", "mine", (), 0)
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshift.data.arrays import mat_source, npz_source
-from fedshift.data.cards import CARDS, Recipe
-from fedshift.data.hub import load_hub
-from fedshift.data.images import decode, resize_all, rotate_all, tree_source
-from fedshift.data.locate import find, is_found, source_folders
-from fedshift.data.sources import draw_test
-from fedshift.data.vectors import npz_sources, table_sources, text_sources
-from fedshift.errors import DataError
+from fedshift.base.errors import DataError
+from fedshift.data.catalogue import CARDS, Recipe
+from fedshift.data.sources.arrays import mat_source, npz_source
+from fedshift.data.sources.discover import find, is_found, source_folders
+from fedshift.data.sources.hub import load_hub
+from fedshift.data.sources.images import decode, resize_all, rotate_all, tree_source
+from fedshift.data.sources.source import draw_test
+from fedshift.data.sources.vectors import npz_sources, table_sources, text_sources
 
 
 def picture(path, colour=(255, 0, 0), size=(10, 8)):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedshift.data.samples import Domain
-from fedshift.data.splits import (
+from fedshift.base.errors import DataError
+from fedshift.data.dealing.splits import (
     AllTest,
     EveryTenth,
     Given,
@@ -17,7 +17,7 @@ from fedshift.data.splits import (
     Split,
     apply_split,
 )
-from fedshift.errors import DataError
+from fedshift.data.samples import Domain
 
 RULES = [Given(), Random(), EveryTenth(), PerClass(), AllTest()]
 

@@ -7,6 +7,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import fedshift.transports.flower_quiet  # noqa: F401  before Flower is imported
+import fedshift.transports.flower.quiet  # noqa: F401  before Flower is imported
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helper module of these tests

@@ -10,19 +10,20 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedshift.data.partition import PerDomain
-from fedshift.deploy import keys, setup
-from fedshift.deploy.control import Control
-from fedshift.deploy.places import ServerPlace, SitePlace
-from fedshift.deploy.processes import free_port, listens
+from fedshift.base.files import read_tensors
+from fedshift.core.config import RunConfig, configure
+from fedshift.core.server import Policy
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.deploy import credentials, setup
+from fedshift.deploy.flower.control import Control
+from fedshift.deploy.flower.daemons import free_port, listens
+from fedshift.deploy.folders import ServerPlace, ServerSettings, SitePlace, SiteSettings
 from fedshift.deploy.runs import Terms, register, run
 from fedshift.deploy.session import COMPUTE, deployed
-from fedshift.deploy.settings import ServerSettings, SiteSettings
-from fedshift.experiment import Listener, Options, execute
-from fedshift.faults import Policy
-from fedshift.results import RunResult
-from fedshift.runs.config import RunConfig, configure
-from fedshift.runs.files import read_tensors
+from fedshift.experiment.listener import Listener
+from fedshift.experiment.run import execute
+from fedshift.experiment.session import Options
+from fedshift.report.results import RunResult
 from fedshift.testing import tiny_scenario
 
 HERE = Path(__file__).parent
@@ -71,7 +72,7 @@ class Deployment:
     def register(self, *sites: str) -> None:
         with Control(self.server) as control:
             for name in sites:
-                register(control, keys.read_public(self.site(name).public_key(name)))
+                register(control, credentials.read_public(self.site(name).public_key(name)))
 
     def online(self) -> set[str]:
         with Control(self.server) as control:

@@ -14,17 +14,22 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import verification
 
-from fedshift.deploy import certificates, keys, places, setup
-from fedshift.deploy.certificates import Pair
+from fedshift.base.errors import ConfigError, RunError
+from fedshift.deploy import credentials, folders, setup
 from fedshift.deploy.checks import check_certificate, check_server, handshake, reach
-from fedshift.deploy.places import ServerPlace, SitePlace
-from fedshift.deploy.settings import ServerSettings, SiteSettings, read_server
-from fedshift.errors import ConfigError, RunError
+from fedshift.deploy.credentials import Pair
+from fedshift.deploy.folders import (
+    ServerPlace,
+    ServerSettings,
+    SitePlace,
+    SiteSettings,
+    read_server,
+)
 
 
 @pytest.fixture(scope="module")
 def authority() -> Pair:
-    return certificates.make_authority()
+    return credentials.make_authority()
 
 
 @contextmanager
@@ -63,7 +68,7 @@ def site_that_trusts(folder: Path, authority: Pair) -> SitePlace:
 
 
 def test_a_strict_client_accepts_the_certificate_for_its_names_only(authority, tmp_path: Path):
-    pair = certificates.issue(authority, ["10.1.2.3", "fl.example.org"])
+    pair = credentials.issue(authority, ["10.1.2.3", "fl.example.org"])
     (tmp_path / "ca.crt").write_bytes(authority.certificate)
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -82,11 +87,11 @@ def test_a_strict_client_accepts_the_certificate_for_its_names_only(authority, t
 
 
 def test_a_server_certificate_can_sign_nothing(authority):
-    server = certificates.issue(authority, ["fl.example.org"])
-    own = certificates.read(server.certificate, "server.crt").extensions
+    server = credentials.issue(authority, ["fl.example.org"])
+    own = credentials.read(server.certificate, "server.crt").extensions
     assert own.get_extension_for_class(x509.BasicConstraints).value.ca is False
-    below = certificates.issue(server, ["evil.example.org"])
-    trusted = verification.Store([certificates.read(authority.certificate, "ca.crt")])
+    below = credentials.issue(server, ["evil.example.org"])
+    trusted = verification.Store([credentials.read(authority.certificate, "ca.crt")])
     verifier = (
         verification.PolicyBuilder()
         .store(trusted)
@@ -94,14 +99,14 @@ def test_a_server_certificate_can_sign_nothing(authority):
     )
     with pytest.raises(verification.VerificationError):
         verifier.verify(
-            certificates.read(below.certificate, "below"),
-            [certificates.read(server.certificate, "server.crt")],
+            credentials.read(below.certificate, "below"),
+            [credentials.read(server.certificate, "server.crt")],
         )
 
 
 def test_a_good_certificate_passes_the_sites_check(authority, tmp_path: Path):
     place = site_that_trusts(tmp_path, authority)
-    with serving(tmp_path, certificates.issue(authority, ["127.0.0.1"], 40)) as port:
+    with serving(tmp_path, credentials.issue(authority, ["127.0.0.1"], 40)) as port:
         reach("127.0.0.1", port)
         assert handshake(place, "127.0.0.1", port).startswith("for 127.0.0.1, 40 days left, TLSv1")
 
@@ -109,7 +114,7 @@ def test_a_good_certificate_passes_the_sites_check(authority, tmp_path: Path):
 def test_an_expired_certificate_is_told_with_its_date(authority, tmp_path: Path):
     place = site_that_trusts(tmp_path, authority)
     ended = (datetime.now(UTC) + timedelta(days=-2)).strftime("%Y-%m-%d")
-    pair = certificates.issue(authority, ["127.0.0.1"], -2)
+    pair = credentials.issue(authority, ["127.0.0.1"], -2)
     with (
         serving(tmp_path, pair) as port,
         pytest.raises(ConfigError, match=f"expired on {ended}; .*server renew"),
@@ -118,8 +123,8 @@ def test_an_expired_certificate_is_told_with_its_date(authority, tmp_path: Path)
 
 
 def test_a_certificate_for_another_name_is_told_with_its_names(authority):
-    pair = certificates.issue(authority, ["fl.example.org"])
-    found = certificates.read(pair.certificate, "server.crt")
+    pair = credentials.issue(authority, ["fl.example.org"])
+    found = credentials.read(pair.certificate, "server.crt")
     with pytest.raises(ConfigError, match=r"for fl\.example\.org, .* not for other; .*--san other"):
         check_certificate(found, "other")
     check_certificate(found, "fl.example.org")
@@ -127,7 +132,7 @@ def test_a_certificate_for_another_name_is_told_with_its_names(authority):
 
 def test_a_certificate_of_another_authority_is_told(authority, tmp_path: Path):
     place = site_that_trusts(tmp_path, authority)
-    stranger = certificates.issue(certificates.make_authority(), ["127.0.0.1"])
+    stranger = credentials.issue(credentials.make_authority(), ["127.0.0.1"])
     with (
         serving(tmp_path, stranger) as port,
         pytest.raises(ConfigError, match=r"not of the authority in .*ca\.crt"),
@@ -155,13 +160,13 @@ def test_a_port_without_tls_and_a_closed_one_are_told(authority, tmp_path: Path)
 
 
 def test_the_sites_key_is_p384_and_its_public_half_names_the_site(tmp_path: Path):
-    private, public = keys.make_key("berlin")
+    private, public = credentials.make_key("berlin")
     (tmp_path / "b.pub").write_bytes(public)
     (tmp_path / "b").write_bytes(private)
     assert public.startswith(b"ecdsa-sha2-nistp384 ")
-    read = keys.read_public(tmp_path / "b.pub")
+    read = credentials.read_public(tmp_path / "b.pub")
     assert read.site == "berlin"
-    assert read.pem == keys.own_public(tmp_path / "b")
+    assert read.pem == credentials.own_public(tmp_path / "b")
     loaded = serialization.load_ssh_private_key(private, None)
     assert loaded.key_size == 384
 
@@ -169,7 +174,7 @@ def test_the_sites_key_is_p384_and_its_public_half_names_the_site(tmp_path: Path
 @pytest.mark.parametrize("site", ["", "a b", "../x", "-x", "x" * 65, "a/b"])
 def test_an_id_that_is_no_folder_name_is_refused(site):
     with pytest.raises(ConfigError, match="cannot be a site's id"):
-        keys.make_key(site)
+        credentials.make_key(site)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +183,13 @@ def test_an_id_that_is_no_folder_name_is_refused(site):
 def test_a_file_that_is_no_public_key_is_refused(content, tmp_path: Path):
     (tmp_path / "b.pub").write_text(content)
     with pytest.raises(ConfigError, match=r"is not the ID\.pub"):
-        keys.read_public(tmp_path / "b.pub")
+        credentials.read_public(tmp_path / "b.pub")
 
 
 def test_a_public_key_that_names_no_site_is_refused(tmp_path: Path):
-    (tmp_path / "b.pub").write_bytes(keys.make_key("berlin")[1].rsplit(b" ", 1)[0])
+    (tmp_path / "b.pub").write_bytes(credentials.make_key("berlin")[1].rsplit(b" ", 1)[0])
     with pytest.raises(ConfigError, match=r"is not the ID\.pub"):
-        keys.read_public(tmp_path / "b.pub")
+        credentials.read_public(tmp_path / "b.pub")
 
 
 def server_folder(folder: Path, **changes: object) -> ServerPlace:
@@ -206,10 +211,10 @@ def test_keys_are_closed_and_what_is_handed_out_is_open(tmp_path: Path):
     assert {modes[name] for name in closed} == {0o600}
     assert {modes[name] for name in ("ca.crt", "server.crt", "berlin.pub")} == {0o644}
     assert {p.stat().st_mode & 0o777 for p in (place.root, site.root, place.flower)} == {0o700}
-    places.require_private(site.key)
+    folders.require_private(site.key)
     site.key.chmod(0o640)
     with pytest.raises(ConfigError, match=r"open to others \(mode 040\); run `chmod 600"):
-        places.require_private(site.key)
+        folders.require_private(site.key)
 
 
 def test_a_renewed_certificate_is_another_one_of_the_same_authority(tmp_path: Path):
@@ -222,15 +227,15 @@ def test_a_renewed_certificate_is_another_one_of_the_same_authority(tmp_path: Pa
     assert 199 < check_server(place, settings) <= 200
     assert place.certificate.read_bytes() != before
     assert place.ca.read_bytes() == root
-    new = certificates.read(place.certificate.read_bytes(), "server.crt")
-    new.verify_directly_issued_by(certificates.read(root, "ca.crt"))
+    new = credentials.read(place.certificate.read_bytes(), "server.crt")
+    new.verify_directly_issued_by(credentials.read(root, "ca.crt"))
     assert place.key.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_server_that_listens_on_one_address_is_certified_for_it(tmp_path: Path):
     place = server_folder(tmp_path, bind="10.9.9.9", port=8443)
-    found = certificates.read(place.certificate.read_bytes(), "server.crt")
-    assert certificates.covers(found, "10.9.9.9")
+    found = credentials.read(place.certificate.read_bytes(), "server.crt")
+    assert credentials.covers(found, "10.9.9.9")
     assert read_server(place.root).local_address == "10.9.9.9:8443"
     assert ServerSettings(host="x").local_address == "127.0.0.1:8000"
     assert ServerSettings(host="x", bind="::").local_address == "[::1]:8000"

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 import fedshift
+from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.cli import main
 from fedshift.deploy import checks
 from fedshift.deploy.checks import About, Data
-from fedshift.deploy.places import SitePlace
-from fedshift.deploy.processes import free_port, supervise
-from fedshift.deploy.settings import read_site
-from fedshift.errors import ConfigError, DataError, RunError
+from fedshift.deploy.flower.daemons import free_port, supervise
+from fedshift.deploy.folders import SitePlace, read_site
 
 
 def run(capsys, *args: object) -> tuple[int, str, str]:
@@ -108,7 +107,7 @@ def test_a_port_that_is_taken_is_told(capsys, tmp_path: Path):
 
 
 def test_an_expired_certificate_is_told_at_the_server(capsys, server, monkeypatch):
-    monkeypatch.setattr("fedshift.deploy.certificates.days_left", lambda *_: -1.0)
+    monkeypatch.setattr("fedshift.deploy.credentials.days_left", lambda *_: -1.0)
     line = refused(capsys, "server", "start", server)
     assert "the server's certificate expired on" in line
     assert "fedshift server renew" in line
@@ -146,7 +145,7 @@ def test_a_missing_extra_is_told(capsys, server, monkeypatch):
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("fedshift.deploy.environment.version", missing)
+    monkeypatch.setattr("fedshift.deploy.flower.daemons.version", missing)
     line = refused(capsys, "server", "start", server)
     assert "needs Flower, which is not installed; pip install 'fedshift[flower]'" in line
 

@@ -14,9 +14,9 @@ import federation as fed
 import pytest
 from federation import SITES, Deployment
 
-from fedshift.errors import RunError
-from fedshift.experiment import Listener
-from fedshift.faults import Policy
+from fedshift.base.errors import RunError
+from fedshift.core.server import Policy
+from fedshift.experiment.listener import Listener
 from fedshift.runs.record import read_lines
 
 pytestmark = [
@@ -75,7 +75,7 @@ def test_a_supernode_killed_in_round_2_and_the_superlink_in_round_3(deployment, 
     clock = time.monotonic()
     deployment.start_sites(SITES[0])
     report("the site was back", clock)
-    kill_server = At(2, lambda: deployment.kill("server", "fedshift.deploy.superlink"))
+    kill_server = At(2, lambda: deployment.kill("server", "fedshift.deploy.flower.superlink"))
     with pytest.raises(RunError, match="does not answer"):
         deployment.run(config, kill_server)
     clock = time.monotonic()

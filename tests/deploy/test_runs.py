@@ -8,13 +8,12 @@ from pathlib import Path
 import federation as fed
 import pytest
 
+from fedshift.base.errors import ConfigError, RunError, UnknownNameError
 from fedshift.deploy import runs
-from fedshift.deploy.control import Node
-from fedshift.deploy.places import ServerPlace, write_private
-from fedshift.deploy.requests import Request
-from fedshift.deploy.runs import Terms, Ticket, chosen
-from fedshift.errors import ConfigError, RunError, UnknownNameError
-from fedshift.experiment import Listener
+from fedshift.deploy.flower.control import Node
+from fedshift.deploy.folders import ServerPlace, write_private
+from fedshift.deploy.runs import Request, Terms, Ticket, chosen
+from fedshift.experiment.listener import Listener
 
 
 @dataclass

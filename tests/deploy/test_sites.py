@@ -12,21 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshift import seeds
-from fedshift.deploy import apps, session, sites
-from fedshift.deploy.places import SitePlace
-from fedshift.deploy.requests import Request
-from fedshift.deploy.runs import last_round
+from fedshift.base import seeds
+from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameError
+from fedshift.core.config import configure
+from fedshift.core.server import Policy
+from fedshift.deploy import session, sites
+from fedshift.deploy.flower import apps
+from fedshift.deploy.folders import SitePlace, SiteSettings, read_site, write_settings
+from fedshift.deploy.runs import Request, last_round
 from fedshift.deploy.session import deployed, federation_of, play_request
-from fedshift.deploy.settings import SiteSettings, read_site, write_settings
-from fedshift.deploy.sites import Facts, own_federation
-from fedshift.deploy.target import read_folder
-from fedshift.errors import ConfigError, DataError, RunError, UnknownNameError
-from fedshift.experiment import find_scenario
-from fedshift.faults import Policy
-from fedshift.runs.config import configure
+from fedshift.deploy.sites import Facts, own_federation, read_folder
+from fedshift.experiment.scenario import find_scenario
 from fedshift.runs.record import Record
-from fedshift.transports.flower import GridPost, InMemoryGrid
+from fedshift.transports.flower.grid import GridPost, InMemoryGrid
 
 COUNTS = {"cat": 15, "dog": 10}
 
@@ -80,7 +78,9 @@ def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, mon
     place = make_site(tmp_path, "berlin")
     first = sites.open_folder(place, read_site(place.root))
     with monkeypatch.context() as patch:
-        patch.setattr("fedshift.data.images.decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(
+            "fedshift.data.sources.images.decode", lambda *_: pytest.fail("decoded again")
+        )
         again = sites.open_folder(place, read_site(place.root))
     assert again.x.equal(first.x)
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "cat" / "new.png")
@@ -158,7 +158,7 @@ class Many:
             return original(message, context, handle)
 
         monkeypatch.setattr(apps, "respond", respond)
-        monkeypatch.setattr("fedshift.transports.flower.respond", respond)
+        monkeypatch.setattr("fedshift.transports.flower.grid.respond", respond)
 
     def request(self, config, *names: str, **changes: object) -> tuple[Request, GridPost]:
         grid = InMemoryGrid(apps.client, [{"name": name} for name in names])

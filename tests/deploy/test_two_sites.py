@@ -15,12 +15,12 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedshift.deploy import keys
+from fedshift.base.errors import ConfigError
+from fedshift.deploy import credentials
 from fedshift.deploy.checks import check_site
-from fedshift.deploy.control import Control
+from fedshift.deploy.flower.control import Control
 from fedshift.deploy.runs import register
-from fedshift.errors import ConfigError
-from fedshift.experiment import Listener
+from fedshift.experiment.listener import Listener
 from fedshift.runs.record import read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -69,7 +69,7 @@ def activate(deployment, private, public, *, insecure: bool = False) -> None:
         interceptors=[NodeAuthHttpInterceptor(private, public)],
     )
     with client:
-        client.ActivateNode(ActivateNodeRequest(public_key=keys.pem_of(public)))
+        client.ActivateNode(ActivateNodeRequest(public_key=credentials.pem_of(public)))
 
 
 def private_key(deployment, name: str):
@@ -104,15 +104,15 @@ def test_a_site_that_is_not_registered_is_told_so_before_it_starts(deployment):
 
 def test_two_sites_with_one_id_are_refused_where_they_are_registered(deployment, tmp_path: Path):
     own = deployment.site(SITES[0]).public_key(SITES[0])
-    (tmp_path / "other.pub").write_bytes(keys.make_key(SITES[0])[1])
+    (tmp_path / "other.pub").write_bytes(credentials.make_key(SITES[0])[1])
     renamed = own.read_text().replace(SITES[0], "alias")
     (tmp_path / "alias.pub").write_text(renamed)
     with Control(deployment.server) as control:
-        assert register(control, keys.read_public(own)) is False
+        assert register(control, credentials.read_public(own)) is False
         with pytest.raises(ConfigError, match="another key is registered as 'dark-0'"):
-            register(control, keys.read_public(tmp_path / "other.pub"))
+            register(control, credentials.read_public(tmp_path / "other.pub"))
         with pytest.raises(ConfigError, match="this key is registered as 'dark-0'"):
-            register(control, keys.read_public(tmp_path / "alias.pub"))
+            register(control, credentials.read_public(tmp_path / "alias.pub"))
 
 
 class Looker(Listener):

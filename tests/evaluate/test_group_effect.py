@@ -7,13 +7,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.core.method import Method, Part
+from fedshift.core.net import load
 from fedshift.evaluate.group_effect import group_effect
-from fedshift.experiment import run
-from fedshift.method import Method, Part
-from fedshift.net import load
+from fedshift.experiment.run import run
 from fedshift.report.screen import detail
-from fedshift.results import summarise
+from fedshift.runs.summary import summarise
 from fedshift.testing import numbers, play, start, tiny_scenario
 
 ON = {"analyses": ("group-effect",)}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedshift.core.objective import score
 from fedshift.data.samples import Samples
 from fedshift.evaluate.metrics import Count, Metrics, rounds_to
-from fedshift.evaluate.scoring import score
 
 
 def test_avg_std_all_and_worst_by_hand():

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.declare import setting
+from fedshift.core.component import setting
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Neck, Scope, load
 from fedshift.evaluate.protocols import evaluate
-from fedshift.method import Method, Part
-from fedshift.net import Neck, Scope, load
 from fedshift.testing import play, start, worker
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedshift.results import choose
+from fedshift.runs.summary import choose
 
 
 def row(round_: int, val: float, test: float) -> dict:

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedshift.aggregate import Mean
-from fedshift.data.partition import PerDomain
+from fedshift.core.aggregate import Mean
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Net
+from fedshift.core.registry import register_backbone
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
-from fedshift.method import Method, Part
-from fedshift.net import Net
-from fedshift.registry import register_backbone, register_dataset
 from fedshift.testing import start, worker
 
 BOWLS = {  # curvature a (2,), minimum b (2,), training samples

@@ -7,12 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift import tree
-from fedshift.aggregate import Mean
-from fedshift.loop import Batch, Log, Step
-from fedshift.method import Method
-from fedshift.methods.csac import CrossLayerCalibration, SemanticAcquisition, longer, smoothed
-from fedshift.registry import build
+from fedshift.base import tree
+from fedshift.core.aggregate import Mean
+from fedshift.core.loop import Batch, Log, Step
+from fedshift.core.method import Method
+from fedshift.core.registry import build
+from fedshift.methods.csac.method import (
+    CrossLayerCalibration,
+    SemanticAcquisition,
+    longer,
+    smoothed,
+)
 from fedshift.testing import play, start, tiny_scenario, worker
 
 NAME = CrossLayerCalibration().name

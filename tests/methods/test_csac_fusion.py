@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import shelf
-from fedshift.aggregate import Mean, Uniform
-from fedshift.check import check_needs
-from fedshift.data.partition import PerDomain
-from fedshift.errors import ConfigError
-from fedshift.method import Method
-from fedshift.methods import csac_fusion
-from fedshift.methods.csac_fusion import DivergenceFusion, fuse, fusion_weights
-from fedshift.net import batch_norm_buffers
-from fedshift.registry import build
+from fedshift.base.errors import ConfigError
+from fedshift.core import reply_stack
+from fedshift.core.aggregate import Mean, Uniform
+from fedshift.core.method import Method
+from fedshift.core.net import batch_norm_buffers
+from fedshift.core.registry import build
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.engine.preflight import check_needs
+from fedshift.methods.csac import fusion
+from fedshift.methods.csac.fusion import DivergenceFusion, fuse, fusion_weights
 from fedshift.testing import play, start, tiny_scenario
 
 DISTANCES = ("l2", "l1", "cosine", "similarity", "average")
@@ -48,7 +48,7 @@ def layer():
 def test_weights_are_equations_3_and_4_in_one_block_and_in_many(
     layer, distance, block, monkeypatch
 ):
-    monkeypatch.setattr(csac_fusion, "BLOCK", block)
+    monkeypatch.setattr(fusion, "BLOCK", block)
     found = fusion_weights([*torch.from_numpy(layer)], distance)
     np.testing.assert_allclose(found.numpy(), weights(layer, distance), rtol=1e-9)
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
@@ -123,9 +123,9 @@ def test_a_round_fuses_every_floating_entry(replies, bn):
 
 
 def test_threads_move_no_bit_and_no_entry(monkeypatch):
-    monkeypatch.setattr(shelf, "MANY", 1)
+    monkeypatch.setattr(reply_stack, "MANY", 1)
     spread = play(start(Method((), DivergenceFusion())), 1).server.shared
-    monkeypatch.setattr(shelf, "MANY", 1000)
+    monkeypatch.setattr(reply_stack, "MANY", 1000)
     alone = play(start(Method((), DivergenceFusion())), 1).server.shared
     assert list(spread) == list(alone)
     assert all(torch.equal(spread[k], v) for k, v in alone.items())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.errors import ConfigError
-from fedshift.methods import csac_layers as eq
-from fedshift.registry import BACKBONES
+from fedshift.base.errors import ConfigError
+from fedshift.core.registry import BACKBONES
+from fedshift.methods.csac import layers as eq
 from fedshift.testing import start
 
 R, B, C, D = 3, 5, 4, 6

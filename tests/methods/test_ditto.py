@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift import tree
-from fedshift.method import Method
+from fedshift.base import tree
+from fedshift.core.method import Method
+from fedshift.core.net import load
+from fedshift.engine.round import exchange
 from fedshift.methods.ditto import PersonalModel
-from fedshift.net import load
-from fedshift.server import exchange
 from fedshift.testing import play, start
 
 NAME = PersonalModel().name

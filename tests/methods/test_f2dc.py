@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.errors import ConfigError, GrantError
-from fedshift.evaluate.scoring import score
-from fedshift.loop import Batch, Step
-from fedshift.message import Update
-from fedshift.method import Method
-from fedshift.methods.f2dc import (
+from fedshift.base.errors import ConfigError, GrantError
+from fedshift.core.loop import Batch, Step
+from fedshift.core.message import Update
+from fedshift.core.method import Method
+from fedshift.core.net import Output, Scope, load
+from fedshift.core.objective import score
+from fedshift.core.registry import BACKBONES, build
+from fedshift.methods.f2dc.method import (
     DecoupleAndCorrect,
     DomainAware,
     corrector_loss,
@@ -22,8 +24,6 @@ from fedshift.methods.f2dc import (
     domain_discrepancy,
     wrong_label,
 )
-from fedshift.net import Output, Scope, load
-from fedshift.registry import BACKBONES, build
 from fedshift.testing import everything, play, start, worker
 
 NAME = DecoupleAndCorrect().name

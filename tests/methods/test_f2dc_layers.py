@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.methods.f2dc_layers import (
+from fedshift.base.seeds import generator
+from fedshift.core.net import call_frozen
+from fedshift.core.registry import BACKBONES, build
+from fedshift.methods.f2dc.layers import (
     DecouplingNeck,
     Mask,
     concrete_mask,
@@ -16,9 +19,6 @@ from fedshift.methods.f2dc_layers import (
     pool,
     related_part,
 )
-from fedshift.net import call_frozen
-from fedshift.registry import BACKBONES, build
-from fedshift.seeds import generator
 
 RNG = np.random.default_rng(0)
 SHAPE = (5, 6, 3, 2)

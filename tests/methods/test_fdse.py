@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import seeds, tree
-from fedshift.loop import Batch, Step
-from fedshift.method import Part
-from fedshift.methods.fdse import (
+from fedshift.base import seeds, tree
+from fedshift.core.loop import Batch, Step
+from fedshift.core.method import Part
+from fedshift.core.net import Scope
+from fedshift.core.registry import BACKBONES, build, register_backbone
+from fedshift.methods.fdse.layers import Recipe, decompose, decomposed
+from fedshift.methods.fdse.method import (
     DecomposeLayers,
     StatisticsConsistency,
     depth_weights,
     layer_gap,
     running,
 )
-from fedshift.methods.fdse_layers import Recipe, decompose, decomposed
-from fedshift.net import Scope
-from fedshift.registry import BACKBONES, build, register_backbone
 from fedshift.testing import everything, play, start, worker
 
 NAME = StatisticsConsistency().name

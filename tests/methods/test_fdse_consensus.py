@@ -11,10 +11,12 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fedshift import shelf
-from fedshift.message import Update
-from fedshift.methods import fdse_consensus
-from fedshift.methods.fdse_consensus import (
+from fedshift.core import reply_stack
+from fedshift.core.message import Update
+from fedshift.core.net import Scope
+from fedshift.core.registry import build
+from fedshift.methods.fdse import consensus as fdse_consensus
+from fedshift.methods.fdse.consensus import (
     LayerConsensus,
     SimilarityMixing,
     consensus,
@@ -23,8 +25,6 @@ from fedshift.methods.fdse_consensus import (
     moved,
     similarity_weights,
 )
-from fedshift.net import Scope
-from fedshift.registry import build
 
 
 def drawn(n, size, seed=0, shift=0.0):
@@ -241,7 +241,7 @@ def test_a_small_layer_is_moved_in_double_precision():
 
 
 def test_threads_move_no_bit_and_no_entry(monkeypatch):
-    server, updates, _, _ = federation(n=shelf.MANY)
+    server, updates, _, _ = federation(n=reply_stack.MANY)
     threads: set[int] = set()
     consensus_of = fdse_consensus.consensus
 
@@ -252,7 +252,7 @@ def test_threads_move_no_bit_and_no_entry(monkeypatch):
     monkeypatch.setattr(fdse_consensus, "consensus", noted)
     spread = LayerConsensus()(server, updates)
     assert threading.get_ident() not in threads
-    monkeypatch.setattr(shelf, "MANY", len(updates) + 1)
+    monkeypatch.setattr(reply_stack, "MANY", len(updates) + 1)
     alone = LayerConsensus()(server, updates)
     assert threading.get_ident() in threads
     assert list(spread) == list(alone) == list(server.shared)

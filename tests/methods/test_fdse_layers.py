@@ -9,17 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedshift.errors import ConfigError
-from fedshift.methods.fdse import DecomposeLayers
-from fedshift.methods.fdse_layers import (
-    Decomposed,
-    Recipe,
-    batch_statistics,
-    decompose,
-    decomposed,
-)
-from fedshift.net import Net
-from fedshift.registry import BACKBONES
+from fedshift.base.errors import ConfigError
+from fedshift.core.net import Net
+from fedshift.core.registry import BACKBONES
+from fedshift.methods.fdse.layers import Decomposed, Recipe, batch_statistics, decompose, decomposed
+from fedshift.methods.fdse.method import DecomposeLayers
 from fedshift.testing import start
 
 # Table 4's net by hand: outputs, kernel, stride, padding

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import seeds, tree
+from fedshift.base import seeds, tree
+from fedshift.base.errors import DataError
+from fedshift.core.net import load
 from fedshift.data.samples import Samples
-from fedshift.errors import DataError
-from fedshift.methods.fdse import StatisticsConsistency
-from fedshift.methods.fdse_layers import decomposed
-from fedshift.net import load
+from fedshift.methods.fdse.layers import decomposed
+from fedshift.methods.fdse.method import StatisticsConsistency
 from fedshift.testing import play, start
 
 

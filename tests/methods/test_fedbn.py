@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedshift.core.net import Net, Scope, load
+from fedshift.core.registry import build, register_backbone
 from fedshift.methods.fedbn import PrivateBatchNorm
-from fedshift.net import Net, Scope, load
-from fedshift.registry import build, register_backbone
 from fedshift.testing import play, start
 
 FIVE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from fedshift import seeds, tree
-from fedshift.loop import Batch, Step, shuffled_rows
-from fedshift.methods.feddebias import (
+from fedshift.base import seeds, tree
+from fedshift.core.loop import Batch, Step, shuffled_rows
+from fedshift.core.registry import build
+from fedshift.methods.feddebias.method import (
     BalancedOutput,
     ContrastiveProjector,
     Features,
@@ -18,8 +19,7 @@ from fedshift.methods.feddebias import (
     cosines,
     overlaps,
 )
-from fedshift.methods.pseudo_data import PseudoData, pseudo_inputs, pseudo_output
-from fedshift.registry import build
+from fedshift.methods.feddebias.pseudo_data import PseudoData, pseudo_inputs, pseudo_output
 from fedshift.testing import finite_and_moving, play, start, worker
 
 NAME = ContrastiveProjector().name
@@ -391,7 +391,7 @@ def test_other_methods_stack_on_top(words):
 
 
 def test_the_papers_mixtures_have_each_others_images():
-    from fedshift.experiment import find_scenario
+    from fedshift.experiment.scenario import find_scenario
 
     found = {n: find_scenario(f"feddebias/{n}").public for n in ("cifar10", "cifar100", "pacs")}
     assert found == {"cifar10": "cifar100", "cifar100": "cifar10", "pacs": None}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshift.aggregate import Mean, Uniform
-from fedshift.check import check_needs
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.core.aggregate import Mean, Uniform
+from fedshift.core.registry import build
+from fedshift.engine.preflight import check_needs
 from fedshift.methods.feddyn import Dual, DynamicDual
-from fedshift.registry import build
 from fedshift.testing import play, tiny_scenario
 
 NAME = DynamicDual().name

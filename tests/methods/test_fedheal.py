@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.aggregate import ByExamples, Mean
-from fedshift.errors import ClashError, ConfigError
-from fedshift.message import Update
-from fedshift.method import Method
+from fedshift.base.errors import ClashError, ConfigError
+from fedshift.core.aggregate import ByExamples, Mean
+from fedshift.core.message import Update
+from fedshift.core.method import Method
+from fedshift.core.registry import build
 from fedshift.methods.fedheal import (
     ConsistentMean,
     DistanceWeights,
@@ -18,7 +19,6 @@ from fedshift.methods.fedheal import (
     masked_step,
     next_weights,
 )
-from fedshift.registry import build
 from fedshift.testing import in_process_equals_bytes, play, start
 
 CLIENTS = ("bright-0", "bright-1", "dark-0", "dark-1")

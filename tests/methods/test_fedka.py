@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.check import check_needs
+from fedshift.base.errors import ConfigError, GrantError
+from fedshift.core.loop import Batch, Step
+from fedshift.core.method import Method, Part, Phase
+from fedshift.core.net import call_frozen
+from fedshift.core.registry import build
+from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain, split_rows
-from fedshift.errors import ConfigError, GrantError
-from fedshift.loop import Batch, Step
-from fedshift.method import Method, Part, Phase
-from fedshift.methods.fedka import EmbeddingMatching, GlobalDisentangler, visit_batches
-from fedshift.methods.fedka_equations import coefficient, mk_mmd
-from fedshift.net import call_frozen
-from fedshift.registry import build, register_dataset
+from fedshift.engine.preflight import check_needs
+from fedshift.methods.fedka.equations import coefficient, mk_mmd
+from fedshift.methods.fedka.method import EmbeddingMatching, GlobalDisentangler, visit_batches
 from fedshift.testing import play, start, tiny, tiny_scenario, worker
 
 GRANTS = ("client_val", "domain_ids", "server_unlabelled", "client_target_unlabelled")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.methods.fedka_equations import (
+from fedshift.methods.fedka.equations import (
     bandwidths,
     coefficient,
     domain_loss,

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift import tree
-from fedshift.method import Method, Part
-from fedshift.methods.fedka_equations import coefficient
-from fedshift.methods.fedka_voting import FederatedVoting
-from fedshift.net import batch_norm_buffers, call_frozen, load
+from fedshift.base import tree
+from fedshift.core.method import Method, Part
+from fedshift.core.net import batch_norm_buffers, call_frozen, load
+from fedshift.methods.fedka.equations import coefficient
+from fedshift.methods.fedka.voting import FederatedVoting
 from fedshift.testing import play, start
 
 NAME = "federated-voting"

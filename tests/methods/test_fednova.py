@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.check import check_needs
-from fedshift.errors import ConfigError
-from fedshift.message import Update
+from fedshift.base.errors import ConfigError
+from fedshift.core.message import Update
+from fedshift.core.registry import build
+from fedshift.engine.preflight import check_needs
 from fedshift.methods.fednova import NormalisedMean, effective_steps
-from fedshift.registry import build
 from fedshift.testing import play, start, tiny_scenario
 
 CLIENTS = ("bright-0", "bright-1", "dark-0", "dark-1")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.method import Method
+from fedshift.core.method import Method
+from fedshift.core.net import load
 from fedshift.methods.fedprox import Proximal
-from fedshift.net import load
 from fedshift.testing import play, start
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedshift import tree
-from fedshift.method import Part
-from fedshift.registry import build
+from fedshift.base import tree
+from fedshift.core.method import Part
+from fedshift.core.registry import build
 from fedshift.testing import play, start
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.methods.finch import cluster_means, finch, first_neighbours, link
+from fedshift.methods.shared.finch import cluster_means, finch, first_neighbours, link
 
 NESTED = (0, 1, 5, 6, 20, 21, 25, 26)
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.errors import ConfigError
-from fedshift.loop import Batch, Step
-from fedshift.message import Update
+from fedshift.base.errors import ConfigError
+from fedshift.core.loop import Batch, Step
+from fedshift.core.message import Update
+from fedshift.core.net import Output, load
+from fedshift.core.registry import build
 from fedshift.methods.fpl import (
     ClusterPrototypes,
     class_means,
@@ -18,8 +20,6 @@ from fedshift.methods.fpl import (
     contrast,
     shares_of,
 )
-from fedshift.net import Output, load
-from fedshift.registry import build
 from fedshift.testing import finite_and_moving, in_process_equals_bytes, play, start
 
 NAME = ClusterPrototypes().name

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.message import Update
-from fedshift.net import load
-from fedshift.registry import build
+from fedshift.core.message import Update
+from fedshift.core.net import load
+from fedshift.core.registry import build
 from fedshift.testing import play, start
 
 CLIENTS = ("bright-0", "bright-1", "dark-0", "dark-1")

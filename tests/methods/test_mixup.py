@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.loop import Batch
+from fedshift.core.loop import Batch
 from fedshift.methods.mixup import Mixup
 from fedshift.testing import start
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import tree
-from fedshift.loop import Batch, Step
+from fedshift.base import tree
+from fedshift.core.loop import Batch, Step
+from fedshift.core.net import Output, load
+from fedshift.core.registry import build
 from fedshift.methods.moon import ModelContrast, model_contrast
-from fedshift.net import Output, load
-from fedshift.registry import build
 from fedshift.testing import play, start, worker
 
 NAME = ModelContrast().name

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.message import Broadcast
-from fedshift.method import Method, Part
+from fedshift.core.message import Broadcast
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Scope
 from fedshift.methods.fedper import PrivateHead
-from fedshift.net import Scope
 from fedshift.testing import play, start, worker
 
 HEAD = {"head.weight", "head.bias"}

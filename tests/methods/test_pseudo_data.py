@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import seeds
-from fedshift.errors import ConfigError, GrantError
-from fedshift.loop import Batch
-from fedshift.methods.pseudo_data import (
+from fedshift.base import seeds
+from fedshift.base.errors import ConfigError, GrantError
+from fedshift.core.loop import Batch
+from fedshift.core.scenario import Scenario
+from fedshift.methods.feddebias.pseudo_data import (
     PseudoData,
     choose,
     means_of,
@@ -18,14 +19,7 @@ from fedshift.methods.pseudo_data import (
     pseudo_inputs,
     random_sample_means,
 )
-from fedshift.scenario import Scenario
-from fedshift.testing import (
-    in_process_equals_bytes,
-    play,
-    resumes_exactly,
-    start,
-    tiny_scenario,
-)
+from fedshift.testing import in_process_equals_bytes, play, resumes_exactly, start, tiny_scenario
 
 NAME = PseudoData().name
 PUBLIC = {"public": "tiny", "grants": ("public_set", "client_val", "server_unlabelled")}

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.aggregate import Mean, Uniform
-from fedshift.check import check_needs
-from fedshift.data.partition import PerDomain
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.core.aggregate import Mean, Uniform
+from fedshift.core.net import load
+from fedshift.core.registry import build
+from fedshift.data.dealing.partitions import PerDomain
+from fedshift.engine.preflight import check_needs
 from fedshift.methods.scaffold import ControlVariates
-from fedshift.net import load
-from fedshift.registry import build
 from fedshift.testing import play, start, tiny_scenario
 
 EQUAL = {"partition": PerDomain(clients_per_domain=2, samples_per_client=6)}

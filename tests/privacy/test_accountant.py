@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import comb
 from scipy.stats import norm
 
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
 from fedshift.privacy.accountant import epsilon
 
 DELTA = 1e-5

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import faults
-from fedshift.client import Client
-from fedshift.errors import ConfigError, RunError
-from fedshift.experiment import Options, execute
-from fedshift.faults import Policy
-from fedshift.message import Lost, Update
-from fedshift.method import Method, Part
+from fedshift.base.errors import ConfigError, RunError
+from fedshift.core.client import Client
+from fedshift.core.config import configure
+from fedshift.core.message import Lost, Update
+from fedshift.core.method import Method, Part
+from fedshift.core.registry import build, parts
+from fedshift.core.server import Policy
+from fedshift.engine import replies
+from fedshift.engine.preflight import require_secret
+from fedshift.experiment.run import execute
+from fedshift.experiment.session import Options
 from fedshift.privacy.accountant import epsilon
-from fedshift.privacy.check import require_secret
 from fedshift.privacy.dp import CentralDP, LocalDP
-from fedshift.registry import build, parts
-from fedshift.runs.config import configure
 from fedshift.testing import numbers, play, require_same, start, tiny_scenario
 
 STILL = {"lr": 1e-12, "steps": 1}  # so small a rate moves no bit
@@ -153,7 +154,7 @@ def test_local_noise_counts_the_visits_of_the_busiest_site():
 
 
 def test_an_update_that_was_asked_for_twice_is_spent_twice(monkeypatch):
-    monkeypatch.setattr(faults, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(replies, "FIRST_PAUSE", 0.001)
     session = start("local-dp")
     session.server.policy = Policy("wait", timeout=10)
     real, dropped = session.transport.deliver, []

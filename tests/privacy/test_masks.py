@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.errors import ConfigError, RunError
+from fedshift.base.errors import ConfigError, RunError
 from fedshift.privacy import masks
 
 

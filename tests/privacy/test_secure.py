@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedshift.errors import ConfigError, RunError
-from fedshift.faults import Policy
-from fedshift.message import Lost, Update
-from fedshift.method import Method, Part
+from fedshift.base.errors import ConfigError, RunError
+from fedshift.core.message import Lost, Update
+from fedshift.core.method import Method, Part
+from fedshift.core.server import Policy
 from fedshift.privacy.secure import SecureAggregation, in_order
 from fedshift.privacy.site import Secrets
 from fedshift.testing import Tapped, play, start, worker

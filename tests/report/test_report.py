@@ -14,12 +14,13 @@ import pytest
 from rich.console import Console
 
 import fedshift
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.core.config import configure
 from fedshift.evaluate.metrics import Metrics
-from fedshift.experiment import run
+from fedshift.experiment.run import run
 from fedshift.report import figures, formats, html, screen, tables
-from fedshift.results import Comparison, Failure, RunResult, summarise
-from fedshift.runs.config import configure
+from fedshift.report.results import Comparison, Failure, RunResult
+from fedshift.runs.summary import summarise
 from fedshift.testing import tiny_scenario
 
 DASH = "\N{EN DASH}"

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift import comparison
-from fedshift.comparison import compare
-from fedshift.errors import RunError
-from fedshift.experiment import Options, execute, load_result, prepare, run
-from fedshift.runs.config import configure
-from fedshift.runs.files import only_writer, read_tensors
+from fedshift.base.errors import RunError
+from fedshift.base.files import only_writer, read_tensors
+from fedshift.core.config import configure
+from fedshift.core.state import DiskStore, MemoryStore
+from fedshift.experiment import compare as comparing
+from fedshift.experiment.compare import compare
+from fedshift.experiment.run import execute, load_result, run
+from fedshift.experiment.session import Options, prepare
 from fedshift.runs.record import read_lines
-from fedshift.runs.store import DiskStore, MemoryStore
 from fedshift.testing import tiny_scenario
 
 
@@ -116,7 +117,7 @@ def test_the_disk_keeps_two_versions_per_client_and_nothing_for_the_stateless(tm
 
 def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path):
     code = (
-        "import sys; from fedshift.experiment import run; from fedshift.testing import "
+        "import sys; from fedshift import run; from fedshift.testing import "
         "tiny_scenario; run('ditto', tiny_scenario(rounds=16), out=sys.argv[1], resume=True)"
     )
     command = [sys.executable, "-c", code]
@@ -215,7 +216,7 @@ def test_the_roster_is_written_when_it_changes_and_comes_back(tmp_path: Path):
 def test_a_single_run_of_a_comparison_gets_all_workers_and_several_get_one_each(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        comparison, "execute", lambda *args: (seen.append(args[3]), execute(*args[:3]))[1]
+        comparing, "execute", lambda *args: (seen.append(args[3]), execute(*args[:3]))[1]
     )
     compare(["fedavg"], [tiny_scenario(rounds=1)], workers=3)
     assert [(o.transport, o.workers) for o in seen] == [("auto", 3)]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.data import federation
-from fedshift.data.federation import federate, holdings
-from fedshift.errors import ConfigError, DataError
-from fedshift.experiment import find_scenario, run
-from fedshift.registry import BACKBONES, SCENARIOS
+from fedshift.base.errors import ConfigError, DataError
+from fedshift.core.registry import BACKBONES, SCENARIOS
+from fedshift.data.library import loaded
+from fedshift.engine.federation import federate, holdings
+from fedshift.experiment.run import run
+from fedshift.experiment.scenario import find_scenario
 
 REAL = Path(os.environ.get("FEDSHIFT_SOURCES") or Path(__file__).parents[3] / "shared" / "data")
 PAPERS = sorted(name for name in SCENARIOS.entries() if "/" in name)
@@ -122,9 +123,9 @@ def real(monkeypatch, tmp_path_factory):
         pytest.skip(f"no real data at {REAL}; set FEDSHIFT_SOURCES to run this")
     monkeypatch.setenv("FEDSHIFT_SOURCES", str(REAL))
     monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path_factory.getbasetemp() / "prepared"))
-    federation._LOADED.clear()
+    loaded._LOADED.clear()
     yield
-    federation._LOADED.clear()
+    loaded._LOADED.clear()
 
 
 @pytest.mark.slow

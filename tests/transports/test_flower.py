@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import fedshift
-from fedshift.errors import ConfigError, DivergedError, RunError
-from fedshift.experiment import Options, prepare
-from fedshift.faults import Policy
-from fedshift.message import Broadcast
-from fedshift.runs.config import configure
+from fedshift.base.errors import ConfigError, DivergedError, RunError
+from fedshift.core.config import configure
+from fedshift.core.message import Broadcast
+from fedshift.core.server import Policy
+from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, require_same, start, tiny_scenario, worker
-from fedshift.transports import flower_local
-from fedshift.transports.flower_envelope import Envelope, seal
-from fedshift.transports.flower_site import Desk, Header, complaint, heard, named
-from fedshift.transports.flower_transport import FlowerTransport, Patience, Reply, read
+from fedshift.transports.flower import local
+from fedshift.transports.flower.envelope import Envelope, seal
+from fedshift.transports.flower.site import Desk, Header, complaint, heard, named
+from fedshift.transports.flower.transport import FlowerTransport, Patience, Reply, read
 
 CLIENTS = ["dark-0", "dark-1", "bright-0", "bright-1"]
 SKIP = Policy(on_loss="skip")
@@ -304,15 +304,15 @@ def test_a_node_without_a_name_says_how_to_give_it_one():
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(flower_local.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "fedshift\[flower\]"'):
         fedshift.run("fedavg", tiny_scenario(), transport="flower")
 
 
 def test_the_core_does_not_import_flower():
     program = (
-        "import sys, fedshift, fedshift.cli, fedshift.testing, fedshift.transports.flower_apps, "
-        "fedshift.transports.flower_local; "
+        "import sys, fedshift, fedshift.cli, fedshift.testing, fedshift.deploy.flower.simulated, "
+        "fedshift.transports.flower.local; "
         "print([m for m in sys.modules if m.split('.')[0] in ('flwr', 'ray')])"
     )
     source = Path(fedshift.__file__).parents[1]

@@ -11,19 +11,19 @@ import pytest
 
 import fedshift
 import fedshift.testing  # registers the data
-from fedshift.errors import ConfigError, RunError
-from fedshift.experiment import load_result
+from fedshift.base.errors import ConfigError, RunError
+from fedshift.deploy.flower import simulated
+from fedshift.experiment.run import load_result
 from fedshift.runs.record import client_store
-from fedshift.transports import flower_apps
 
-flower = pytest.importorskip("fedshift.transports.flower")
+flower = pytest.importorskip("fedshift.transports.flower.grid")
 TINY = {"method": "fedbn", "scenario": "tiny", "set": "backbone.width=4 scenario.epochs=1"}
 
 
 @pytest.fixture
 def grid():
     """Simulated nodes of the dataset ``tiny``: one client per domain."""
-    app = flower.client_app(flower_apps.simulated_worker, flower_apps.simulated_client)
+    app = flower.client_app(simulated.simulated_worker, simulated.simulated_client)
 
     def build(settings, nodes=3):
         return flower.InMemoryGrid(
@@ -36,8 +36,8 @@ def grid():
 def test_an_app_plays_the_run_of_its_settings_as_in_process(grid, tmp_path, capsys):
     settings = TINY | {"rounds": 2, "out": str(tmp_path / "there"), "seed": 3}
     opened = grid(settings)
-    opened.play(flower.server_app(flower_apps.play_settings), settings)
-    config, _ = flower_apps.configured(settings)
+    opened.play(flower.server_app(simulated.play_settings), settings)
+    config, _ = simulated.configured(settings)
     here = fedshift.run("fedbn", config.scenario, seed=3, out=tmp_path / "here")
     there = load_result(tmp_path / "there")
     assert there.config == here.config
@@ -57,7 +57,7 @@ def test_an_app_plays_the_run_of_its_settings_as_in_process(grid, tmp_path, caps
 def test_the_same_settings_again_continue_after_the_last_finished_round(grid, tmp_path):
     settings = TINY | {"rounds": 3, "out": str(tmp_path / "run")}
     opened = grid(settings)
-    app = flower.server_app(flower_apps.play_settings)
+    app = flower.server_app(simulated.play_settings)
     whole = TINY | {"rounds": 3, "out": str(tmp_path / "whole")}
     grid(whole).play(app, whole)
 
@@ -81,14 +81,14 @@ def test_the_same_settings_again_continue_after_the_last_finished_round(grid, tm
 
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"a setting 'lr'; known: method, "):
-        flower_apps.configured(TINY | {"lr": 0.1})
+        simulated.configured(TINY | {"lr": 0.1})
     with pytest.raises(ConfigError, match="names no method"):
-        flower_apps.configured(TINY | {"method": ""})
+        simulated.configured(TINY | {"method": ""})
 
 
 def test_empty_settings_leave_values_alone():
-    plain, _ = flower_apps.configured({"method": "fedprox"})
-    empty, _ = flower_apps.configured(
+    plain, _ = simulated.configured({"method": "fedprox"})
+    empty, _ = simulated.configured(
         {
             "method": "fedprox",
             "rounds": 0,
@@ -100,7 +100,7 @@ def test_empty_settings_leave_values_alone():
         }
     )
     assert plain == empty
-    changed, _ = flower_apps.configured(
+    changed, _ = simulated.configured(
         {"method": "fedprox", "rounds": 7, "set": "mu=0.5 scenario.lr=0.2", "grant": "domain_ids"}
     )
     assert changed.scenario.rounds == 7
@@ -112,7 +112,7 @@ def test_empty_settings_leave_values_alone():
 def test_a_wrong_number_of_nodes_is_told_with_the_right_one(grid, tmp_path):
     settings = TINY | {"out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=r"2 nodes, the scenario 3 clients; .*supernodes=3"):
-        grid(settings, nodes=2).play(flower.server_app(flower_apps.play_settings), settings)
+        grid(settings, nodes=2).play(flower.server_app(simulated.play_settings), settings)
 
 
 def test_a_handler_that_fails_answers_with_one_line():
@@ -121,7 +121,7 @@ def test_a_handler_that_fails_answers_with_one_line():
 
     opened = flower.InMemoryGrid(flower.client_app(broken), [{"client": "a"}])
     [node] = opened.get_node_ids()
-    config, _ = flower_apps.configured({"method": "fedavg"})
+    config, _ = simulated.configured({"method": "fedavg"})
     envelope = flower.Envelope('{"mail": [], "layouts": []}', {})
     post = flower.GridPost(opened)
     letter = flower.Letter(node, "train", flower.Header.of(config), envelope)
@@ -137,7 +137,7 @@ def test_importing_the_adapter_turns_telemetry_off():
         "import os; "
         "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('FLWR_', 'RAY_'))]; "
         "import flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED); "
-        "import fedshift.transports.flower_quiet; "
+        "import fedshift.transports.flower.quiet; "
         "print(t.FLWR_TELEMETRY_ENABLED, os.environ['FLWR_TELEMETRY_ENABLED'])"
     )
     source = Path(fedshift.__file__).parents[1]
@@ -153,7 +153,7 @@ def test_importing_the_adapter_turns_telemetry_off():
 
 def test_letters_that_flower_does_not_take_end_the_run(grid):
     opened = grid(TINY)
-    config, _ = flower_apps.configured({"method": "fedavg"})
+    config, _ = simulated.configured({"method": "fedavg"})
     envelope = flower.Envelope("", {})
     letter = flower.Letter(1, "query.whoami", flower.Header.of(config), envelope)
     for tickets in ([], [None], [""]):

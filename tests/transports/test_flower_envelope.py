@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.errors import RunError
-from fedshift.message import Broadcast, Update
-from fedshift.transports.flower_envelope import Envelope, seal, unseal
+from fedshift.base.errors import RunError
+from fedshift.core.message import Broadcast, Update
+from fedshift.transports.flower.envelope import Envelope, seal, unseal
 
 DTYPES = [
     torch.float32,
@@ -82,7 +82,7 @@ def test_messages_come_out_of_the_envelope_as_they_went_in(messages):
 
 @given(st.lists(updates(), max_size=2))
 def test_messages_survive_the_bytes_of_flower(messages):
-    flower = pytest.importorskip("fedshift.transports.flower")
+    flower = pytest.importorskip("fedshift.transports.flower.grid")
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.proto.recorddict_pb2 import RecordDict
 
@@ -115,7 +115,7 @@ def test_the_model_that_all_clients_get_is_packed_once():
 
 
 def test_letters_share_bytes_and_nothing_that_can_be_edited():
-    flower = pytest.importorskip("fedshift.transports.flower")
+    flower = pytest.importorskip("fedshift.transports.flower.grid")
     envelope, arrays = seal([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {}), {}
     one, other = (flower.to_records(envelope, None, arrays) for _ in range(2))
     assert one["config"] is not other["config"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.data.federation import federate
-from fedshift.errors import DivergedError
-from fedshift.experiment import Options, prepare
-from fedshift.runs.config import configure
-from fedshift.runs.store import DiskStore
+from fedshift.base.errors import DivergedError
+from fedshift.core.config import configure
+from fedshift.core.state import DiskStore
+from fedshift.engine.federation import federate
+from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, require_same, start, tiny_scenario
-from fedshift.transports.flower_transport import FlowerTransport
+from fedshift.transports.flower.transport import FlowerTransport
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 METHODS = ["fedavg", "fedbn", "scaffold", "fdse", "f2dc", "fedka", "csac", "feddebias"]
-flower = pytest.importorskip("fedshift.transports.flower")  # before Ray: it sets its address
+flower = pytest.importorskip("fedshift.transports.flower.grid")  # before Ray: it sets its address
 
 
 def site_app(folder):
@@ -34,8 +34,8 @@ def site_app(folder):
 
     def open_worker(run, node):
         import fedshift.testing  # noqa: F401  registers the data
-        from fedshift.build import Plan
-        from fedshift.runs.store import DiskStore
+        from fedshift.core.state import DiskStore
+        from fedshift.engine.build import Plan
 
         store = DiskStore(folder / run.name)
         return Plan(run, run.build(), federate(run.scenario, run.seed), store).worker()

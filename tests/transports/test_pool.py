@@ -8,17 +8,17 @@ import signal
 import pytest
 import torch
 
-from fedshift.aggregate.rules import weighted_mean
-from fedshift.errors import DivergedError, RunError
-from fedshift.experiment import Options, prepare
-from fedshift.faults import answers
-from fedshift.message import Update
-from fedshift.method import Method, Part
-from fedshift.net import Scope, head_keys
-from fedshift.runs.config import configure
-from fedshift.server import collect, merge_arriving, streams
+from fedshift.base.errors import DivergedError, RunError
+from fedshift.core.aggregate import weighted_mean
+from fedshift.core.config import configure
+from fedshift.core.message import Update
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Scope, head_keys
+from fedshift.engine.replies import answers
+from fedshift.engine.round import collect, merge_arriving, streams
+from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, start, tiny_scenario
-from fedshift.transports.blocks import Reader, Writer
+from fedshift.transports.shared_memory import Reader, Writer
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedshift.transports.flower import client_app
-from fedshift.transports.flower_apps import simulated_client, simulated_worker
+from fedshift.deploy.flower.simulated import simulated_client, simulated_worker
+from fedshift.transports.flower.grid import client_app
 
 app = client_app(simulated_worker, simulated_client)

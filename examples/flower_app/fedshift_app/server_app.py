@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedshift.transports.flower import server_app
-from fedshift.transports.flower_apps import play_settings
+from fedshift.deploy.flower.simulated import play_settings
+from fedshift.transports.flower.grid import server_app
 
 app = server_app(play_settings)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import (
     image,
     normalisation,
@@ -14,8 +15,6 @@ from fedshift.backbones.layers import (
     vector_normalisation,
 )
 from fedshift.backbones.pretrained import load_pretrained
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 # channels, kernel, stride, padding, whether a max-pool 3/2 follows
 CONVS = (
@@ -25,7 +24,11 @@ CONVS = (
     (256, 3, 1, 1, False),
     (256, 3, 1, 1, True),
 )
+
+
 LEAST = 63  # pixels, for the last max-pool to have a window
+
+
 SIDE = 6  # of the maps after adaptive pooling, whatever the size of the image
 
 

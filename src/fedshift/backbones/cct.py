@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import choice, image, probability, scaled
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 DEPTH, HEADS = 7, 4
 

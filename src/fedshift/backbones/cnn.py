@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import ConfigError, Net, register_backbone
 from fedshift.backbones.layers import normalisation
-from fedshift.errors import ConfigError
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 
 @register_backbone("cnn")

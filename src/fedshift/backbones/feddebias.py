@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import image, normalisation, scaled
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 
 @register_backbone("feddebias-cnn", paper="Guo et al., ICML 2023")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import (
     image,
     normalisation,
@@ -13,8 +14,6 @@ from fedshift.backbones.layers import (
     scaled,
     vector_normalisation,
 )
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 
 def classifier(features: int, classes: int, *, hidden: int = 100, norm: str = "batch") -> nn.Module:

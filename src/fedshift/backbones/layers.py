@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedshift.errors import ConfigError
+from fedshift import ConfigError
 
 WIDEST = 8  # a multiplier above it is rather a number of channels in the wrong place
 

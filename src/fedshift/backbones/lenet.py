@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import image, normalisation, scaled, vector_normalisation
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 
 def _conv(inputs: int, out: int, *, padding: int, norm: str) -> nn.Module:

@@ -7,9 +7,8 @@ from math import prod
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import vector_normalisation
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 
 @register_backbone("mlp")

@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedshift.errors import ConfigError
-from fedshift.net import Net, head_keys, load
-from fedshift.tree import Tree, pick
+from fedshift import ConfigError, Net, Tree, head_keys
+from fedshift.base.tree import pick
+from fedshift.core.net import load
 
 REMEDY = (
     "use a file of the same backbone, with width=1, the norm and stem of the file "

@@ -10,18 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.backbones.layers import (
-    choice,
-    he,
-    image,
-    normalisation,
-    scaled,
-    vector_normalisation,
-)
+from fedshift import ConfigError, Net, register_backbone
+from fedshift.backbones.layers import choice, he, image, normalisation, scaled, vector_normalisation
 from fedshift.backbones.pretrained import load_pretrained
-from fedshift.errors import ConfigError
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 Convs = tuple[tuple[int, int, int], ...]  # kernel, channels, stride of each conv of a block
 

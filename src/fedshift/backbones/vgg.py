@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedshift import Net, register_backbone
 from fedshift.backbones.layers import he, image, normalisation, scaled
 from fedshift.backbones.pretrained import load_pretrained
-from fedshift.net import Net
-from fedshift.registry import register_backbone
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pool ends each
+
+
 UNUSED = ("classifier", "pre_logits", "head")  # what torchvision and timm put on the features
 
 

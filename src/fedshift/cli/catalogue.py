@@ -7,10 +7,12 @@ from typing import Any
 
 import typer
 
-from fedshift.data.federation import datasets
-from fedshift.declare import settings_of
-from fedshift.registry import BACKBONES, DATASETS, METHODS, SCENARIOS, Entry, parts
-from fedshift.scenario import Scenario
+from fedshift.base.registry import Entry
+from fedshift.core.component import settings_of
+from fedshift.core.registry import BACKBONES, METHODS, SCENARIOS, parts
+from fedshift.core.scenario import Scenario
+from fedshift.data.library.loaded import datasets
+from fedshift.data.registry import DATASETS
 
 Row = dict[str, Any]
 

@@ -9,26 +9,29 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-import fedshift
+from fedshift.base.errors import ConfigError, UnknownNameError
+from fedshift.base.version import __version__
 from fedshift.cli import options as opt
 from fedshift.cli.catalogue import catalogue, print_catalogue
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
-from fedshift.cli.progress import Board
-from fedshift.comparison import compare as compare_runs
-from fedshift.comparison import read_comparison
-from fedshift.compute import Compute
-from fedshift.data.federation import holdings
-from fedshift.data.partition_table import plot as draw_partition
-from fedshift.data.partition_table import render_table
-from fedshift.errors import ConfigError, UnknownNameError
-from fedshift.experiment import Listener, Options, execute, load_result
-from fedshift.faults import Policy
-from fedshift.registry import METHODS
+from fedshift.core.config import configure
+from fedshift.core.registry import METHODS
+from fedshift.core.server import Policy
+from fedshift.engine.compute import Compute
+from fedshift.engine.federation import holdings
+from fedshift.experiment.compare import compare as compare_runs
+from fedshift.experiment.compare import read_comparison
+from fedshift.experiment.listener import Listener
+from fedshift.experiment.progress import Board
+from fedshift.experiment.run import execute, load_result
+from fedshift.experiment.scenario import placed, split_settings
+from fedshift.experiment.session import Options
 from fedshift.report import figures, formats, html, screen
-from fedshift.results import Comparison
-from fedshift.runs.config import configure
+from fedshift.report.partition import plot as draw_partition
+from fedshift.report.partition import render_table
+from fedshift.report.results import Comparison
 from fedshift.runs.record import read_config
 from fedshift.transports import TRANSPORTS
 
@@ -40,9 +43,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
 app.add_typer(data_app, name="data")
+
+
 app.add_typer(server_app, name="server")
+
+
 app.add_typer(site_app, name="site")
+
+
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
 
 
@@ -52,7 +63,7 @@ def top(
 ) -> None:
     """Federated learning under domain shift."""
     if version:
-        typer.echo(f"fedshift {fedshift.__version__}")
+        typer.echo(f"fedshift {__version__}")
 
 
 @app.command()
@@ -101,12 +112,12 @@ def run(
         config = read_config(out)
         whole = config.build()
     else:
-        own, changes = opt.split_settings(
+        own, changes = split_settings(
             settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
         )
         config, whole = configure(
             _required(method),
-            opt.placed(scenario, scale, grant, changes),
+            placed(scenario, scale, grant, changes),
             seed=seed,
             settings=own,
             without=tuple(without or ()),
@@ -144,16 +155,14 @@ def compare(
     quiet: opt.Quiet = False,
 ) -> None:
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
-    own, changes = opt.split_settings(
+    own, changes = split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
     if own:
         key = next(iter(own))
         raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
     places = [
-        opt.placed(name, scale, grant, dict(changes))
-        for item in scenario
-        for name in item.split(",")
+        placed(name, scale, grant, dict(changes)) for item in scenario for name in item.split(",")
     ]
     with Board(quiet=quiet) as board:
         found = compare_runs(
@@ -253,7 +262,7 @@ def partition(
     plot: Annotated[Path | None, typer.Option(help="Picture to write: png, svg or pdf.")] = None,
 ) -> None:
     """Show who holds what in a scenario: clients x domains x classes."""
-    place = opt.placed(scenario, scale, None, opt.split_settings(settings)[1])
+    place = placed(scenario, scale, None, split_settings(settings)[1])
     shown = holdings(place, seed)
     Console().print(render_table(shown))
     if plot is not None:

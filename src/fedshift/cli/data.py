@@ -9,25 +9,32 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedshift.base.errors import DataError
+from fedshift.base.settings import parse_settings
 from fedshift.cli import options as opt
 from fedshift.cli.catalogue import print_catalogue
-from fedshift.data import inspection
-from fedshift.data.cards import CARDS, Card, Recipe
-from fedshift.data.locate import is_found
-from fedshift.data.named import add as add_own
-from fedshift.data.named import card_of, own_cards, recipe_of
-from fedshift.data.prepare import Report, prepared, store_of
-from fedshift.data.prepare import prepare as prepare_data
-from fedshift.errors import DataError
-from fedshift.registry import parse_settings
+from fedshift.data.catalogue import CARDS, Card, Recipe
+from fedshift.data.library import inspection
+from fedshift.data.library.datasets import add as add_own
+from fedshift.data.library.datasets import card_of, own_cards, recipe_of
+from fedshift.data.library.prepare import Report, prepared, store_of
+from fedshift.data.library.prepare import prepare as prepare_data
+from fedshift.data.sources.discover import is_found
 
 app = typer.Typer(
     name="data", help="Datasets: list, prepare, add your own, inspect.", no_args_is_help=True
 )
+
+
 SHOWN = 20  # lines of a report on the screen
 
+
 Name = Annotated[str, typer.Argument(help="A dataset; see `fedshift data list`.")]
+
+
 Size = Annotated[int | None, typer.Option(help="Pixels of a side; default: as stored.", min=1)]
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the dataset; repeatable."),

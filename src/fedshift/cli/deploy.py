@@ -11,20 +11,25 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from fedshift.base.errors import ConfigError
 from fedshift.cli import options as opt
-from fedshift.cli.progress import Board
-from fedshift.data.splits import Given
-from fedshift.errors import ConfigError
-from fedshift.faults import Policy
-from fedshift.runs.config import configure
-from fedshift.scenario import Scenario, one_line
+from fedshift.core.config import configure
+from fedshift.core.scenario import Scenario, one_line
+from fedshift.core.server import Policy
+from fedshift.data.dealing.splits import Given
+from fedshift.experiment.progress import Board
+from fedshift.experiment.scenario import placed, split_settings
 
 server = typer.Typer(
     name="server", help="The server of a federation on real machines.", no_args_is_help=True
 )
+
+
 site = typer.Typer(
     name="site", help="One site of a federation on real machines.", no_args_is_help=True
 )
+
+
 SITES = Scenario(  # what a run of real sites starts from; every value can be --set
     name="sites",
     data="sites",
@@ -32,8 +37,14 @@ SITES = Scenario(  # what a run of real sites starts from; every value can be --
     split=Given(),
     protocols=("personal",),
 )
+
+
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `init` made.")]
+
+
 Days = Annotated[int, typer.Option(help="How long the certificate holds.", min=1, max=3650)]
+
+
 San = Annotated[
     list[str] | None,
     typer.Option(help="A further name or address for the certificate; repeatable."),
@@ -44,7 +55,7 @@ San = Annotated[
 @site.callback()
 def prepare() -> None:
     """Ask for Flower first; importing this also tells it to stay quiet."""
-    from fedshift.deploy.environment import require_flower
+    from fedshift.deploy.flower.daemons import require_flower
 
     require_flower()
 
@@ -59,7 +70,7 @@ def server_init(
     days: Days = 365,
 ) -> None:
     """Make certificates, settings and a systemd unit for the server."""
-    from fedshift.deploy.settings import ServerSettings
+    from fedshift.deploy.folders import ServerSettings
     from fedshift.deploy.setup import init_server
 
     settings = ServerSettings(host=host, port=port, bind=bind, names=tuple(san or ()))
@@ -74,7 +85,7 @@ def server_init(
 @server.command(name="start")
 def server_start(folder: Folder) -> None:
     """Run the server in the foreground until a signal ends it."""
-    from fedshift.deploy.daemons import start_server
+    from fedshift.deploy.flower.daemons import start_server
 
     start_server(folder, typer.echo)
 
@@ -85,9 +96,9 @@ def server_register(
     keys: Annotated[list[Path], typer.Argument(metavar="SITE.pub...", help="Sites' public keys.")],
 ) -> None:
     """Let sites in by their public keys; the server must be running."""
-    from fedshift.deploy.control import Control
-    from fedshift.deploy.keys import read_public
-    from fedshift.deploy.places import ServerPlace
+    from fedshift.deploy.credentials import read_public
+    from fedshift.deploy.flower.control import Control
+    from fedshift.deploy.folders import ServerPlace
     from fedshift.deploy.runs import register
 
     found = [read_public(path) for path in keys]
@@ -102,8 +113,8 @@ def server_remove(
     folder: Folder, name: Annotated[str, typer.Argument(metavar="ID", help="A registered site.")]
 ) -> None:
     """Let a site in no more."""
-    from fedshift.deploy.control import Control
-    from fedshift.deploy.places import ServerPlace
+    from fedshift.deploy.flower.control import Control
+    from fedshift.deploy.folders import ServerPlace
     from fedshift.deploy.runs import chosen
 
     with Control(ServerPlace(folder.absolute())) as control:
@@ -116,8 +127,8 @@ def server_remove(
 @server.command(name="sites")
 def server_sites(folder: Folder) -> None:
     """List registered sites, and whether they are online."""
-    from fedshift.deploy.control import Control
-    from fedshift.deploy.places import ServerPlace
+    from fedshift.deploy.flower.control import Control
+    from fedshift.deploy.folders import ServerPlace
 
     with Control(ServerPlace(folder.absolute())) as control:
         for name, node in sorted(control.nodes().items()):
@@ -127,8 +138,7 @@ def server_sites(folder: Folder) -> None:
 @server.command(name="renew")
 def server_renew(folder: Folder, san: San = None, days: Days = 365) -> None:
     """Make a new server certificate of the same authority; sites need nothing new."""
-    from fedshift.deploy.places import ServerPlace
-    from fedshift.deploy.settings import read_server, write_settings
+    from fedshift.deploy.folders import ServerPlace, read_server, write_settings
     from fedshift.deploy.setup import renew
 
     place, settings = ServerPlace(folder.absolute()), read_server(folder)
@@ -173,17 +183,17 @@ def server_run(
     quiet: opt.Quiet = False,
 ) -> None:
     """Train over the registered sites; the same command again goes on where it stopped."""
-    from fedshift.deploy.control import Control
-    from fedshift.deploy.places import ServerPlace
+    from fedshift.deploy.flower.control import Control
+    from fedshift.deploy.folders import ServerPlace
     from fedshift.deploy.runs import Terms, run
     from fedshift.deploy.session import deployed
 
-    own, changes = opt.split_settings(
+    own, changes = split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
     if target not in (None, "scenario"):
         target = str(Path(target).absolute())
-    place = deployed(opt.placed(scenario or SITES, scale, grant, changes), target)
+    place = deployed(placed(scenario or SITES, scale, grant, changes), target)
     config, _ = configure(method, place, seed=seed, settings=own, without=tuple(without or ()))
     here = ServerPlace(folder.absolute())
     path = out or here.runs / config.name
@@ -215,7 +225,7 @@ def site_init(
     ] = "",
 ) -> None:
     """Make a key, settings and a systemd unit for a site."""
-    from fedshift.deploy.settings import SiteSettings
+    from fedshift.deploy.folders import SiteSettings
     from fedshift.deploy.setup import init_site
 
     trial = data == "scenario"
@@ -244,7 +254,7 @@ def site_init(
 def site_check(folder: Folder) -> None:
     """Check key, data, port, certificate, versions and registration."""
     from fedshift.deploy.checks import check_site
-    from fedshift.deploy.places import SitePlace
+    from fedshift.deploy.folders import SitePlace
 
     for line in check_site(SitePlace(folder.absolute())):
         typer.echo(f"ok  {line}")
@@ -253,6 +263,6 @@ def site_check(folder: Folder) -> None:
 @site.command(name="start")
 def site_start(folder: Folder) -> None:
     """Check, then serve the federation in the foreground until a signal ends it."""
-    from fedshift.deploy.daemons import start_site
+    from fedshift.deploy.flower.daemons import start_site
 
     start_site(folder, typer.echo)

@@ -9,8 +9,8 @@ import warnings
 import click
 from rich.console import Console
 
+from fedshift.base.errors import FedshiftError
 from fedshift.cli.commands import app
-from fedshift.errors import FedshiftError
 
 
 def main(args: list[str] | None = None) -> None:

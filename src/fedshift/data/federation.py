@@ -1,23 +1,18 @@
-"""From a scenario and a seed to sites with data: who holds what, who is scored on what."""
+"""Sites with their samples: what a federation looks like once the data are dealt out.
+
+Plain containers: ``engine.federation`` fills them from a scenario, ``deploy.sites`` at a real site.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from fedshift.data.named import own_datasets
-from fedshift.data.partition import deal
-from fedshift.data.partition_table import Table, table
+from fedshift.data.dealing.shares import Share
+from fedshift.data.dealing.splits import TEST, TRAIN, VAL
 from fedshift.data.samples import Domain, Pixels, Samples, union
-from fedshift.data.shares import Share
-from fedshift.data.splits import TEST, TRAIN, VAL, apply_split
-from fedshift.errors import DataError, UnknownNameError
-from fedshift.registry import DATASETS
-from fedshift.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Site:
-    """One client's data; persistent, while :class:`fedshift.client.Client` lives for a visit."""
+    """One client's data; persistent, while a ``Client`` lives for a visit."""
 
     id: str
     domain: str
@@ -74,98 +69,6 @@ class Federation:
             domains={k: splits(held) for k, held in self.domains.items()},
             unseen=splits(self.unseen) if self.unseen else None,
         )
-
-
-def federate(scenario: Scenario, seed: int) -> Federation:
-    """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""
-    stores, codes = split_domains(scenario, seed)
-    domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
-    trained = {name: stores[name] for name in scenario.domains}
-    shares = deal(scenario.partition, trained, codes, seed)
-    first = next(iter(stores.values()))
-    return Federation(
-        {share.client: site(share, domains) for share in shares},
-        {name: domains[name] for name in scenario.domains},
-        domains[scenario.unseen] if scenario.unseen else None,
-        first.classes,
-        first.shape,
-    )
-
-
-def holdings(scenario: Scenario, seed: int) -> Table:
-    """How many training rows of each domain and class each client holds."""
-    stores, codes = split_domains(scenario, seed)
-    trained = {name: stores[name] for name in scenario.domains}
-    return table(deal(scenario.partition, trained, codes, seed), trained)
-
-
-def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
-    """The scenario's domains, the unseen one last, and the split code of each of their rows."""
-    stores = load(scenario.data, options_of(scenario))
-    rules = dict.fromkeys(scenario.domains, scenario.split)
-    if scenario.unseen:
-        rules[scenario.unseen] = scenario.unseen_split or scenario.split
-    for name in rules:
-        if name not in stores:
-            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
-    codes = {name: apply_split(rule, stores[name], seed) for name, rule in rules.items()}
-    if scenario.partition.same_rows:
-        codes |= dict.fromkeys(scenario.domains, codes[scenario.domains[0]])
-    return {name: stores[name] for name in rules}, codes
-
-
-def datasets() -> list[str]:
-    """Names of all datasets, your own ones included, which may have grown since we looked."""
-    own_datasets()
-    return list(DATASETS.entries())
-
-
-_LOADED: dict[tuple[str, str], Mapping[str, Domain]] = {}  # by dataset and options
-
-
-def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
-    """The stored domains of a dataset, once per process; ``options`` is JSON."""
-    if (dataset, options) in _LOADED:
-        return _LOADED[dataset, options]
-    datasets()
-    entry = DATASETS.get(dataset)
-    given = json.loads(options)
-    for key in given:
-        if key not in entry.options:
-            raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
-    _LOADED[dataset, options] = entry.build(**given)
-    return _LOADED[dataset, options]
-
-
-def adopt(dataset: str, options: str, stores: Mapping[str, Domain]) -> None:
-    """Use domains that are in memory already in place of loading them."""
-    _LOADED[dataset, options] = stores
-
-
-def options_of(scenario: Scenario) -> str:
-    """The data's options as :func:`load` takes them."""
-    return json.dumps(scenario.data_options, sort_keys=True)
-
-
-def stored(scenario: Scenario) -> dict[str, Domain]:
-    """The domains that the scenario uses, whole."""
-    stores = load(scenario.data, options_of(scenario))
-    names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
-    return {name: stores[name] for name in names}
-
-
-def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:
-    """Every input of the scenario's public data set, without labels, in the clients' shape."""
-    assert scenario.public is not None
-    stores = load(scenario.public)
-    first = next(iter(stores.values()))
-    if first.shape != shape:
-        raise DataError(
-            f"public set {scenario.public!r} has inputs of shape {first.shape}, the clients of "
-            f"{shape}; take one of the same shape"
-        )
-    inputs = [Samples(d.x, d.y, torch.arange(len(d.y)), scenario.pixels) for d in stores.values()]
-    return union(inputs).unlabelled()
 
 
 def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:

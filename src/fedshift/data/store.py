@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,21 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 import torch
 from numpy.typing import NDArray
 
+from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
-from fedshift.errors import DataError
 
 ARRAYS = ("x", "y", "split")
+
+
 SMALL = 16 * 2**20  # bytes that are hashed at every load; above, sizes and stamps are compared
-
-
-def home() -> Path:
-    """The user's cache: FEDSHIFT_HOME, or the platform's place for caches."""
-    chosen = os.environ.get("FEDSHIFT_HOME")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("fedshift"))
 
 
 def digest(path: Path) -> str:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
-import fedshift
-from fedshift.deploy import certificates, keys, places
+from fedshift.base.errors import ConfigError, DataError, RunError
+from fedshift.base.version import __version__
+from fedshift.deploy import credentials, folders
+from fedshift.deploy.folders import ServerPlace, ServerSettings, SitePlace, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
-from fedshift.deploy.places import ServerPlace, SitePlace
-from fedshift.deploy.settings import ServerSettings, SiteSettings, read_site
 from fedshift.deploy.sites import open_folder
-from fedshift.errors import ConfigError, DataError, RunError
 
 TIMEOUT = 10.0  # seconds
 
@@ -63,18 +62,18 @@ def check_site(place: SitePlace) -> Iterator[str]:
 
 def own_key(place: SitePlace) -> str:
     """The site's key is there, is one, and is closed to others."""
-    places.require_private(place.key)
-    keys.own_public(place.key)
+    folders.require_private(place.key)
+    credentials.own_public(place.key)
     return str(place.key)
 
 
 def authority(place: SitePlace) -> str:
     """The root that this site trusts has not expired."""
     try:
-        root = certificates.read(place.ca.read_bytes(), str(place.ca))
+        root = credentials.read(place.ca.read_bytes(), str(place.ca))
     except OSError as error:
         raise ConfigError(f"cannot read {place.ca}: {error.strerror}; copy it again") from None
-    left = certificates.days_left(root)
+    left = credentials.days_left(root)
     if left < 0:
         raise ConfigError(
             f"{place.ca} expired on {root.not_valid_after_utc:%Y-%m-%d}; the server's operator "
@@ -130,7 +129,7 @@ def handshake(place: SitePlace, host: str, port: int) -> str:
             f"the certificate of {host}:{port} is not of the authority in {place.ca} "
             f"({error.verify_message}); copy ca.crt from the server again"
         ) from None
-    return f"for {host}, {certificates.days_left(found):.0f} days left, {version}"
+    return f"for {host}, {credentials.days_left(found):.0f} days left, {version}"
 
 
 def shown_certificate(host: str, port: int) -> x509.Certificate:
@@ -152,13 +151,13 @@ def shown_certificate(host: str, port: int) -> x509.Certificate:
 
 def check_certificate(found: x509.Certificate, host: str) -> None:
     """In date and for ``host``; both are mended at the server."""
-    if certificates.days_left(found) < 0:
+    if credentials.days_left(found) < 0:
         raise ConfigError(
             f"the server's certificate expired on {found.not_valid_after_utc:%Y-%m-%d}; at the "
             "server, run `fedshift server renew` and start it again"
         )
-    if not certificates.covers(found, host):
-        names = ", ".join(certificates.names_of(found))
+    if not credentials.covers(found, host):
+        names = ", ".join(credentials.names_of(found))
         raise ConfigError(
             f"the server's certificate is for {names}, not for {host}; set one of these names as "
             f"server, or at the server run `fedshift server renew --san {host}` and start it again"
@@ -170,11 +169,11 @@ def check_server(place: ServerPlace, settings: ServerSettings) -> float:
     for key in (place.key, place.certificate):
         if not key.exists():
             raise ConfigError(f"{key} is missing; run `fedshift server renew {place.root}`")
-    places.require_private(place.key)
-    found = certificates.read(place.certificate.read_bytes(), str(place.certificate))
+    folders.require_private(place.key)
+    found = credentials.read(place.certificate.read_bytes(), str(place.certificate))
     for host in settings.certified:
         check_certificate(found, host)
-    return certificates.days_left(found)
+    return credentials.days_left(found)
 
 
 @contextmanager
@@ -193,7 +192,7 @@ def _line(place: SitePlace, host: str, port: int) -> Iterator[http.client.HTTPSC
 
 def ask(place: SitePlace, host: str, port: int) -> About:
     """What the server says of itself, and of this site."""
-    key = base64.b64encode(keys.own_public(place.key)).decode()
+    key = base64.b64encode(credentials.own_public(place.key)).decode()
     with _line(place, host, port) as line:
         line.request("GET", ABOUT, headers={KEY_HEADER: key})
         row: dict[str, Any] = json.loads(line.getresponse().read())
@@ -207,9 +206,9 @@ def ask(place: SitePlace, host: str, port: int) -> About:
 
 def fits(place: SitePlace, settings: SiteSettings, about: About, data: Data) -> None:
     """Same version, registered, same classes and size as the federation."""
-    if about.fedshift != fedshift.__version__:
+    if about.fedshift != __version__:
         raise ConfigError(
-            f"this site has fedshift {fedshift.__version__}, the server {about.fedshift}; "
+            f"this site has fedshift {__version__}, the server {about.fedshift}; "
             f"pip install 'fedshift[flower]=={about.fedshift}'"
         )
     if about.status == "unknown":

@@ -14,14 +14,26 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import fedshift
+from fedshift.base.version import __version__
 
 FLEET, ABOUT = "/v1/fleet/", "/fedshift"
+
+
 KEY_HEADER = "fedshift-key"  # base64 of the site's public key
+
+
 Scope = MutableMapping[str, Any]
+
+
 Receive = Callable[[], Awaitable[Scope]]
+
+
 Send = Callable[[Scope], Awaitable[None]]
+
+
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
 StatusOf = Callable[[Any, bytes], Awaitable[str]]
 
 
@@ -50,7 +62,7 @@ class Gate:
         except ValueError:
             key = b""
         status = await self.status_of(scope["app"], key) if key else "unknown"
-        found = {"fedshift": fedshift.__version__, "status": status}
+        found = {"fedshift": __version__, "status": status}
         return found if status == "unknown" else found | read_expects(self.expects)
 
 

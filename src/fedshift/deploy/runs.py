@@ -1,4 +1,4 @@
-"""``server run`` and ``server register``: what an operator asks of a running server."""
+"""What ``fedshift server run`` asks of the app on the same machine, as a file between them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedshift.deploy.control import Control, Node
-from fedshift.deploy.keys import PublicKey
-from fedshift.deploy.places import ServerPlace, write_private
-from fedshift.deploy.requests import Request
-from fedshift.deploy.target import require_target
-from fedshift.errors import ConfigError, RunError, UnknownNameError
-from fedshift.experiment import Listener, finished, load_result
-from fedshift.faults import Policy
-from fedshift.privacy.check import require_secret
-from fedshift.results import RunResult
-from fedshift.runs.config import RunConfig
-from fedshift.runs.files import read_json, read_tensors
+from fedshift.base.errors import ConfigError, RunError, UnknownNameError
+from fedshift.base.files import read_json, read_tensors
+from fedshift.core.config import RunConfig
+from fedshift.core.scenario import Frozen
+from fedshift.core.server import Policy
+from fedshift.deploy.credentials import PublicKey
+from fedshift.deploy.flower.control import Control, Node
+from fedshift.deploy.folders import ServerPlace, write_private
+from fedshift.deploy.sites import require_target
+from fedshift.engine.preflight import require_secret
+from fedshift.experiment.listener import Listener
+from fedshift.experiment.run import finished, load_result
+from fedshift.report.results import RunResult
 from fedshift.runs.record import read_lines
+
+
+class Request(Frozen):
+    """One run over registered sites."""
+
+    config: RunConfig
+    path: Path  # the run directory
+    expects: Path  # where classes and shape are noted
+    nodes: dict[str, int]  # Flower's number of each site: its key proves it, its word does not
+    connect: float = 120.0  # seconds for a site to come up
+    target: str | None = None  # a folder of unlabelled images here, or "scenario"
+    policy: Policy = Policy()  # what to do without a site's answer
+
+    def write(self, path: Path) -> None:
+        """For the app to read."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, self.model_dump_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        """Inverse of :meth:`write`."""
+        try:
+            return cls.model_validate(read_json(path))
+        except ValueError as error:
+            raise RunError(f"{path} is not a request of this version: {error}") from None
+
 
 POLL = 1.0  # seconds
 

@@ -11,26 +11,28 @@ from dataclasses import replace
 import torch
 import typer
 
-from fedshift.check import check_needs
-from fedshift.compute import Compute
+from fedshift.base.errors import ConfigError, DataError, RunError
+from fedshift.base.files import only_writer, write_json
+from fedshift.base.process import one_thread
+from fedshift.core.config import RunConfig
+from fedshift.core.scenario import Scenario
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
-from fedshift.deploy.requests import Request
-from fedshift.deploy.sites import Facts
-from fedshift.deploy.target import open_target, with_target
-from fedshift.errors import ConfigError, DataError, RunError
-from fedshift.experiment import Listener, Options, Session, play, prepare
-from fedshift.machine import one_thread
-from fedshift.results import RunResult
-from fedshift.runs.config import RunConfig
-from fedshift.runs.files import only_writer, write_json
+from fedshift.deploy.runs import Request
+from fedshift.deploy.sites import Facts, open_target, with_target
+from fedshift.engine.compute import Compute
+from fedshift.engine.preflight import check_needs
+from fedshift.experiment.listener import Listener
+from fedshift.experiment.session import Options, Session, play, prepare
+from fedshift.report.results import RunResult
 from fedshift.runs.record import Row
-from fedshift.scenario import Scenario
-from fedshift.transports.flower_envelope import Envelope
-from fedshift.transports.flower_site import heard
-from fedshift.transports.flower_transport import FlowerTransport, Letter, Patience, Post
+from fedshift.transports.flower.envelope import Envelope
+from fedshift.transports.flower.site import heard
+from fedshift.transports.flower.transport import FlowerTransport, Letter, Patience, Post
 
 COMPUTE = Compute()  # the same on every machine, so that bits agree
+
+
 POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 

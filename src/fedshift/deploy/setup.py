@@ -6,13 +6,19 @@ import getpass
 import sys
 from pathlib import Path
 
-from fedshift.deploy import certificates, keys, places
-from fedshift.deploy.certificates import Pair
-from fedshift.deploy.places import ServerPlace, SitePlace
-from fedshift.deploy.settings import ServerSettings, SiteSettings, write_settings
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.deploy import credentials, folders
+from fedshift.deploy.credentials import Pair
+from fedshift.deploy.folders import (
+    ServerPlace,
+    ServerSettings,
+    SitePlace,
+    SiteSettings,
+    write_settings,
+)
 
 RESTART_DELAY = 75  # seconds; before, the server may still hold a killed site's connection
+
 
 UNIT = """\
 # sudo cp "{file}" /etc/systemd/system/ && sudo systemctl enable --now {name}
@@ -39,11 +45,11 @@ WantedBy=multi-user.target
 def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPlace:
     """An authority, a certificate that it signed, settings and a unit."""
     place = ServerPlace(folder.absolute())
-    authority = certificates.make_authority()
-    server = certificates.issue(authority, settings.certified, days)
-    places.make(place)
-    places.write_public(place.ca, authority.certificate)
-    places.write_private(place.ca_key, authority.key)
+    authority = credentials.make_authority()
+    server = credentials.issue(authority, settings.certified, days)
+    folders.make(place)
+    folders.write_public(place.ca, authority.certificate)
+    folders.write_private(place.ca_key, authority.key)
     _install(place, server)
     write_settings(place.settings, settings, "Server of a federation; `fedshift server start`.")
     place.unit.write_text(_unit("server", place.root, place.unit))
@@ -52,20 +58,20 @@ def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPlac
 
 def renew(place: ServerPlace, settings: ServerSettings, days: int) -> None:
     """A new server certificate of the same authority: sites notice nothing."""
-    places.require_private(place.ca_key)
+    folders.require_private(place.ca_key)
     authority = Pair(place.ca.read_bytes(), place.ca_key.read_bytes())
-    root = certificates.read(authority.certificate, str(place.ca))
-    if certificates.days_left(root) < days:
+    root = credentials.read(authority.certificate, str(place.ca))
+    if credentials.days_left(root) < days:
         raise ConfigError(
-            f"the authority {place.ca} ends in {certificates.days_left(root):.0f} days; ask for "
+            f"the authority {place.ca} ends in {credentials.days_left(root):.0f} days; ask for "
             "fewer --days, or make a new server folder and give its ca.crt to the sites"
         )
-    _install(place, certificates.issue(authority, settings.certified, days))
+    _install(place, credentials.issue(authority, settings.certified, days))
 
 
 def _install(place: ServerPlace, server: Pair) -> None:
-    places.write_private(place.key, server.key)
-    places.write_public(place.certificate, server.certificate)
+    folders.write_private(place.key, server.key)
+    folders.write_public(place.certificate, server.certificate)
 
 
 def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePlace:
@@ -77,12 +83,12 @@ def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePlace:
         raise ConfigError(f"cannot read {ca}: {error.strerror}; copy ca.crt from the server") from (
             None
         )
-    certificates.read(trusted, str(ca))
-    private, public = keys.make_key(settings.id)
-    places.make(place)
-    places.write_public(place.ca, trusted)
-    places.write_private(place.key, private)
-    places.write_public(place.public_key(settings.id), public)
+    credentials.read(trusted, str(ca))
+    private, public = credentials.make_key(settings.id)
+    folders.make(place)
+    folders.write_public(place.ca, trusted)
+    folders.write_private(place.key, private)
+    folders.write_public(place.public_key(settings.id), public)
     write_settings(place.settings, settings, "Site of a federation; `fedshift site start`.")
     place.unit.write_text(_unit("site", place.root, place.unit))
     return place

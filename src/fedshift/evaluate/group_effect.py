@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
+from fedshift.base.tree import Tree
+from fedshift.core.message import Update
+from fedshift.core.net import load
+from fedshift.core.objective import score
+from fedshift.core.server import Server
 from fedshift.data.federation import Federation
-from fedshift.evaluate.scoring import score
-from fedshift.message import Update
-from fedshift.net import load
-from fedshift.server import Server
-from fedshift.tree import Tree
 
 
 def group_effect(

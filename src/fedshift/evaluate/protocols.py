@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from functools import partial
 
-from fedshift import seeds, tree
-from fedshift.aggregate.rules import weighted_mean
-from fedshift.aggregate.weightings import Uniform
+from fedshift.base import seeds, tree
+from fedshift.base.tree import Tree
+from fedshift.core.aggregate import Uniform, weighted_mean
+from fedshift.core.message import Task, Update
+from fedshift.core.net import Net, Scope, load
+from fedshift.core.objective import score
+from fedshift.core.server import Observer, Server, Transport
 from fedshift.data.federation import Federation, Splits
 from fedshift.data.samples import Samples
+from fedshift.engine.round import collect
 from fedshift.evaluate.metrics import Count, Metrics
-from fedshift.evaluate.scoring import score
-from fedshift.message import Task, Update
-from fedshift.net import Net, Scope, load
-from fedshift.server import Observer, Server, Transport, collect
-from fedshift.tree import Tree
 
 Scored = dict[str, dict[str, Metrics]]  # protocol -> "val" and "test"
 

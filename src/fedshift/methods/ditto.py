@@ -9,13 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Batch, Step
-from fedshift.method import Method, Named, Part, Phase, Player
-from fedshift.net import Net, Output, call
-from fedshift.registry import register
-from fedshift.tree import Tree
+from fedshift import (
+    Batch,
+    Client,
+    Method,
+    Named,
+    Net,
+    Output,
+    Part,
+    Phase,
+    Player,
+    Step,
+    Tree,
+    call,
+    register,
+    setting,
+)
 
 
 @dataclass(frozen=True)

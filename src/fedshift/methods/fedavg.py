@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedshift.method import Method
-from fedshift.registry import register
+from fedshift import Method, register
 
 
 @register("fedavg", paper="McMahan et al., AISTATS 2017")

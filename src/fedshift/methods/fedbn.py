@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedshift.data.samples import Samples
-from fedshift.method import Method, Part
-from fedshift.net import Net, Scope, batch_norm_keys, estimate_statistics
-from fedshift.registry import register
+from fedshift import (
+    Method,
+    Net,
+    Part,
+    Samples,
+    Scope,
+    batch_norm_keys,
+    estimate_statistics,
+    register,
+)
 
 
 class PrivateBatchNorm(Part):

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from fedshift import tree
-from fedshift.aggregate import Mean, ServerOptimiser, Uniform
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Step
-from fedshift.method import Method, Part
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import (
+    Client,
+    Mean,
+    Method,
+    Part,
+    Server,
+    ServerOptimiser,
+    Step,
+    Tree,
+    Uniform,
+    register,
+    setting,
+    tree,
+)
 
 
 @dataclass(frozen=True)

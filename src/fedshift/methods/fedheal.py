@@ -8,13 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.aggregate import Aggregator, Weighting
-from fedshift.declare import setting
-from fedshift.message import Update
-from fedshift.method import Method
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import Aggregator, Method, Server, Tree, Update, Weighting, register, setting
 
 
 def consistent(u: Tensor, increases: Tensor, visits: int, tau: float) -> Tensor:

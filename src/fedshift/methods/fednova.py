@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift import tree
-from fedshift.aggregate import Aggregator
-from fedshift.aggregate.rules import weighted_mean
-from fedshift.message import Update
-from fedshift.method import Method
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import Aggregator, Method, Server, Tree, Update, register, tree, weighted_mean
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:

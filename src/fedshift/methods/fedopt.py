@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedshift.aggregate import Mean, ServerOptimiser
-from fedshift.declare import setting
-from fedshift.method import Method
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import Mean, Method, Server, ServerOptimiser, Tree, register, setting
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Step
-from fedshift.method import Method, Part
-from fedshift.registry import register
+from fedshift import Client, Method, Part, Step, register, setting
 
 
 @dataclass(frozen=True)

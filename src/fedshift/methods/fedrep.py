@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.method import Method, Named, Part, Phase, Player
+from fedshift import Client, Method, Named, Part, Phase, Player, head_keys, register, setting
 from fedshift.methods.fedper import PrivateHead
-from fedshift.net import head_keys
-from fedshift.registry import register
 
 
 def head(client: Client) -> Named:

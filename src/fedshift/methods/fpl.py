@@ -9,18 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift import tree
-from fedshift.client import Client
+from fedshift import (
+    Client,
+    Method,
+    Part,
+    Server,
+    Step,
+    Tree,
+    Update,
+    call_frozen,
+    register,
+    setting,
+    tree,
+)
 from fedshift.data.samples import split_rows
-from fedshift.declare import setting
-from fedshift.loop import Step
-from fedshift.message import Update
-from fedshift.method import Method, Part
-from fedshift.methods.finch import cluster_means, finch
-from fedshift.net import call_frozen
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift.methods.shared.finch import cluster_means, finch
 
 NONE = -1e9  # score of a class without a prototype: far below any cosine / tau, but finite
 

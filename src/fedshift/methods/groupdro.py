@@ -8,15 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.aggregate import Mean, Weighting
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.evaluate.scoring import score
-from fedshift.message import Update
-from fedshift.method import Method, Part
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import (
+    Client,
+    Mean,
+    Method,
+    Part,
+    Server,
+    Tree,
+    Update,
+    Weighting,
+    register,
+    score,
+    setting,
+)
 
 
 class LossProbe(Part):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedshift.method import Method, Part
-from fedshift.net import Net, Scope, head_keys
-from fedshift.registry import register
+from fedshift import Method, Net, Part, Scope, head_keys, register
 
 
 class PrivateBody(Part):

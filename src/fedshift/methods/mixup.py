@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Batch
-from fedshift.method import Method, Part
-from fedshift.registry import register
+from fedshift import Batch, Client, Method, Part, register, setting
 
 
 @dataclass(frozen=True)

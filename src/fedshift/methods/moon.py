@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.loop import Step
-from fedshift.method import Method, Part
-from fedshift.net import Neck, Net
-from fedshift.registry import register
+from fedshift import Client, Method, Neck, Net, Part, Step, register, setting
 
 
 def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:

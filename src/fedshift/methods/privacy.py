@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fedshift.method import Method
+from fedshift import Method, register
 from fedshift.privacy.dp import CentralDP, LocalDP
 from fedshift.privacy.secure import SecureAggregation
-from fedshift.registry import register
 
 
 @register("central-dp", paper="McMahan et al., ICLR 2018")

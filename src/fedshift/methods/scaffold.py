@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from fedshift import tree
-from fedshift.aggregate import Add, Mean, Uniform
-from fedshift.client import Client
-from fedshift.loop import Step
-from fedshift.message import Update
-from fedshift.method import Method, Part
-from fedshift.registry import register
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift import (
+    Add,
+    Client,
+    Mean,
+    Method,
+    Part,
+    Server,
+    Step,
+    Tree,
+    Uniform,
+    Update,
+    register,
+    tree,
+)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedshift.errors import ConfigError
+from fedshift import ConfigError
 
 SENSITIVITY = {"replace": 2.0, "zero-out": 1.0}  # of a sum of clipped updates, in units of clip
+
+
 WHOLE_ORDERS = (*range(2, 64), 128, 256)  # fractional ones cost twice and gain little
 
 

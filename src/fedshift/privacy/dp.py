@@ -13,16 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift import tree
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.errors import ConfigError
-from fedshift.message import Update
-from fedshift.method import Ask, Part
-from fedshift.net import Net, Scope
+from fedshift import Ask, Client, ConfigError, Net, Part, Scope, Server, Tree, Update, setting, tree
 from fedshift.privacy.accountant import epsilon, require_library
-from fedshift.server import Server
-from fedshift.tree import Tree
 
 
 @dataclass(frozen=True)

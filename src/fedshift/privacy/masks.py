@@ -13,11 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedshift.errors import ConfigError, RunError
+from fedshift import ConfigError, RunError
 from fedshift.privacy.shamir import PRIME
 
 Vector = npt.NDArray[np.uint64]
+
+
 KEY = 32  # bytes of keys and seeds
+
+
 NONCE = bytes(12)  # a key encrypts one message only
 
 

@@ -18,18 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift import seeds, tree
-from fedshift.aggregate.weightings import ByExamples
-from fedshift.client import Client
-from fedshift.declare import setting
-from fedshift.errors import ConfigError, RunError
-from fedshift.message import Update
-from fedshift.method import Ask, Part
+from fedshift import (
+    Ask,
+    ByExamples,
+    Client,
+    ConfigError,
+    Part,
+    RunError,
+    Server,
+    Tree,
+    Update,
+    seeds,
+    setting,
+    tree,
+)
 from fedshift.privacy import masks, site
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
 from fedshift.privacy.shamir import join
-from fedshift.server import Server
-from fedshift.tree import Tree
 
 
 @dataclass(frozen=True)

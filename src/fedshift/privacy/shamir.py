@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 PRIME = 2**521 - 1  # larger than any secret of 64 bytes
+
+
 SIZE = 66  # bytes of a value
+
+
 Share = tuple[int, int]  # x, and the polynomial's value there
 
 

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedshift import tree
-from fedshift.errors import RunError
+from fedshift import RunError, Tree, tree
 from fedshift.privacy import masks
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
 from fedshift.privacy.shamir import SIZE, Share, split
-from fedshift.tree import Tree
 
 PLACE = 2  # bytes of a share's place
+
+
 SHARE = PLACE + SIZE
+
+
 BOX = 2 * SHARE + 16  # two of them, encrypted and signed
 
 

@@ -16,20 +16,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.base.files import write_bytes
+from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.report.tables import TableRow, rows, rule_note, seeds_note
-from fedshift.results import Cell, Comparison, RunResult
-from fedshift.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 INK = "#1f2328"  # of text and axes; on the page it becomes the page's own colour
+
+
 # Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+
+
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # a second and a third tour of the colours
+
+
 MARKERS = "osD^vPXh"
+
+
 STYLE = {
     "font.size": 9,
     "text.parse_math": False,  # a label is text, dollar signs included
@@ -45,11 +54,15 @@ STYLE = {
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"),
     INK,
 )
+
+
 METADATA: dict[str, dict[str, Any]] = {  # nothing that differs from day to day
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+
+
 LINE = 0.17  # inches that one label takes
 
 

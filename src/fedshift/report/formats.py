@@ -8,12 +8,16 @@ from collections.abc import Iterable
 from csv import writer as csv_writer
 from pathlib import Path
 
+from fedshift.base.files import write_bytes
+from fedshift.report.results import Comparison, Outcome
 from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, TableRow, joined, summaries
-from fedshift.results import Comparison, Outcome
-from fedshift.runs.files import write_bytes
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
 TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
+
+
 TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 

@@ -12,9 +12,12 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-import fedshift
-from fedshift.errors import ConfigError
+from fedshift.base.errors import ConfigError
+from fedshift.base.files import read_json, write_bytes
+from fedshift.base.version import __version__
+from fedshift.core.config import environment
 from fedshift.report import figures
+from fedshift.report.results import Cell, Choice, Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
     NONE,
@@ -31,9 +34,6 @@ from fedshift.report.tables import (
     size,
     summaries,
 )
-from fedshift.results import Cell, Choice, Comparison, RunResult
-from fedshift.runs.config import environment
-from fedshift.runs.files import read_json, write_bytes
 
 PROTOCOLS = {
     "personal": "Each client's own model on its own domain.",
@@ -90,7 +90,7 @@ def page(comparison: Comparison, folder: Path) -> str:
         sections=[section(comparison, s, folder) for s in summaries(comparison)],
         environments=environments(comparison.results),
         figures=figures.available(),
-        version=fedshift.__version__,
+        version=__version__,
     )
 
 

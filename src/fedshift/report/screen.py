@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
     NONE,
@@ -25,7 +26,6 @@ from fedshift.report.tables import (
     size,
     summaries,
 )
-from fedshift.results import Comparison, RunResult
 
 
 def console(comparison: Comparison) -> RenderableType:

@@ -8,12 +8,20 @@ from math import nan
 from statistics import fmean
 from typing import TypeVar
 
-from fedshift.results import Cell, Choice, Comparison, RunResult
+from fedshift.report.results import Cell, Choice, Comparison, RunResult
 
 T = TypeVar("T")
+
+
 NONE = "\N{EN DASH}"
+
+
 CHOICES: tuple[Choice, ...] = ("selected", "last", "oracle")
+
+
 MEASURES = ("avg", "std", "all", "worst")
+
+
 RULES = {
     "validation": "round chosen on validation data",
     "last": "last round, nothing chosen",

@@ -9,12 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fedshift import tree
-from fedshift.compute import Compute
-from fedshift.errors import RunError
-from fedshift.message import Broadcast, Lost, Update
-from fedshift.runs.config import RunConfig, environment, parse_config
-from fedshift.runs.files import (
+from fedshift.base import tree
+from fedshift.base.errors import RunError
+from fedshift.base.files import (
     read_json,
     read_tensors,
     readable_errors,
@@ -22,9 +19,12 @@ from fedshift.runs.files import (
     write_json,
     write_tensors,
 )
-from fedshift.runs.store import DiskStore, MemoryStore, StateStore
-from fedshift.server import Server
-from fedshift.tree import Tree
+from fedshift.base.tree import Tree
+from fedshift.core.config import RunConfig, environment, parse_config
+from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.core.server import Server
+from fedshift.core.state import DiskStore, MemoryStore, StateStore
+from fedshift.engine.compute import Compute
 
 Row = dict[str, Any]
 

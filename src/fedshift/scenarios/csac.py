@@ -11,13 +11,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.data.splits import AllTest, PerClass
+from fedshift.data.dealing.splits import AllTest, PerClass
 from fedshift.scenarios.papers import leave_out, of_paper
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
+
+
 VLCS = ("caltech101", "labelme", "sun09", "voc2007")
+
+
 HOME = ("amazon", "webcam", "caltech", "art", "clipart", "product", "real_world")
+
+
 ANGLES = tuple(f"deg{angle}" for angle in range(0, 76, 15))
+
+
 COMMON: dict[str, Any] = {
     "split": PerClass(),
     "unseen_split": AllTest(),
@@ -27,6 +35,8 @@ COMMON: dict[str, Any] = {
     "momentum": 0.5,
     "protocols": ("unseen",),
 }
+
+
 IMAGES: dict[str, Any] = {
     "data_options": {"size": 224},
     "pixels": "imagenet",
@@ -35,7 +45,11 @@ IMAGES: dict[str, Any] = {
     "backbone_options": {"bottleneck": 256},
     "steps": 200,
 }
+
+
 MNIST: dict[str, Any] = {"pixels": "unit", "backbone": "mnist-cnn", "steps": 100}
+
+
 SMALL_IMAGES: dict[str, Any] = {
     "data_options": {"size": 32},
     "backbone_options": {"width": 0.25, "stem": "small", "bottleneck": 64},
@@ -44,7 +58,10 @@ SMALL_IMAGES: dict[str, Any] = {
     "batch_size": 16,
     "evaluate_every": 4,
 }
+
+
 SMALL_MNIST: dict[str, Any] = {"rounds": 10, "steps": 20, "batch_size": 32, "evaluate_every": 5}
+
 
 for _name, _domains, _own, _laptop in (
     ("pacs", PACS, IMAGES, SMALL_IMAGES),

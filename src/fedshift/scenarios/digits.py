@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedshift.data.partition import PerDomain, Pooled
-from fedshift.registry import register_scenario
-from fedshift.scenario import Scenario
+from fedshift import Scenario, register_scenario
+from fedshift.data.dealing.partitions import PerDomain, Pooled
 
 
 @register_scenario("digits")

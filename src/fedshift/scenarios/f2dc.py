@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.data.partition import F2DC
-from fedshift.data.splits import EveryTenth, Given
+from fedshift.data.dealing.partitions import F2DC
+from fedshift.data.dealing.splits import EveryTenth, Given
 from fedshift.scenarios.papers import of_paper
 
 DIGITS = F2DC(clients={"mnist": 3, "usps": 6, "svhn": 6, "syn": 5}, percent=1.0)
+
+
 OFFICE = F2DC(clients={"caltech": 3, "amazon": 2, "webcam": 2, "dslr": 3}, percent=20.0)
+
+
 PACS = F2DC(clients={"photo": 2, "art_painting": 3, "cartoon": 2, "sketch": 3}, percent=30.0)
+
+
 COMMON: dict[str, Any] = {
     "pixels": "imagenet",
     "backbone": "resnet10",
@@ -27,12 +33,15 @@ COMMON: dict[str, Any] = {
     "weight_decay": 1e-5,
     "protocols": ("global",),
 }
+
+
 LAPTOP: dict[str, Any] = {
     "data_options": {"size": 32},
     "backbone_options": {"width": 0.25},
     "rounds": 12,
     "evaluate_every": 3,
 }
+
 
 for _name, _data, _plan, _size, _split, _augment, _epochs in (
     ("digits", "digits-4", DIGITS, 32, Given(), "f2dc-digits", 5),

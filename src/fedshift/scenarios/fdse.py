@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.data.splits import Random
+from fedshift.data.dealing.splits import Random
 from fedshift.scenarios.papers import of_paper
 
 PACS = ("photo", "art_painting", "cartoon", "sketch")
+
+
 OFFICE = ("caltech", "amazon", "dslr", "webcam")
+
+
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+
+
 COMMON: dict[str, Any] = {
     "data_options": {"size": 256},
     "split": Random(),
@@ -26,6 +32,8 @@ COMMON: dict[str, Any] = {
     "lr_decay": 0.998,
     "protocols": ("personal",),
 }
+
+
 LAPTOP: dict[str, Any] = {
     "data_options": {"size": 64},
     "backbone_options": {"width": 0.25},
@@ -33,6 +41,7 @@ LAPTOP: dict[str, Any] = {
     "epochs": 1,
     "evaluate_every": 2,
 }
+
 
 for _name, _data, _domains, _lr, _epochs in (
     ("pacs", "pacs", PACS, 0.05, 5),

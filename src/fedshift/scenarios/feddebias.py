@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.data.label_skew import SequentialDirichlet
-from fedshift.data.partition import ClassHalves
-from fedshift.data.splits import Given
+from fedshift.data.dealing.label_skew import SequentialDirichlet
+from fedshift.data.dealing.partitions import ClassHalves
+from fedshift.data.dealing.splits import Given
 from fedshift.scenarios.papers import of_paper
 
 ANGLES = tuple(f"deg{angle}" for angle in range(0, 136, 15))
+
+
 PACS = ("photo", "art_painting", "cartoon", "sketch")
+
+
 COMMON: dict[str, Any] = {
     "split": Given(val=0.2),
     "pixels": "unit",
@@ -28,13 +32,18 @@ COMMON: dict[str, Any] = {
     "weights": "uniform",
     "protocols": ("global",),
 }
+
+
 LAPTOP: dict[str, Any] = {
     "backbone_options": {"width": 0.25},
     "rounds": 12,
     "steps": 10,
     "evaluate_every": 4,
 }
+
+
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
+
 
 for _name, _own, _small in (
     (

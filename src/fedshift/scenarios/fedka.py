@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.data.splits import AllTest
+from fedshift.data.dealing.splits import AllTest
 from fedshift.scenarios.papers import leave_out, of_paper
 
 DIGITS = ("mnist", "mnist_m", "syn", "svhn", "usps")
+
+
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
+
+
 AMAZON = ("books", "dvd", "electronics", "kitchen")
+
+
 COMMON: dict[str, Any] = {
     "unseen_split": AllTest(),
     "pixels": "unit",
@@ -28,8 +34,13 @@ COMMON: dict[str, Any] = {
     "selection": "oracle",
     "grants": ("client_val", "domain_ids", "server_unlabelled"),
 }
+
+
 IMAGES: dict[str, Any] = {"data_options": {"size": 28}, "backbone": "fedka-cnn", "steps": 32}
+
+
 TEXTS: dict[str, Any] = {"data_options": {"form": "minilm384"}, "backbone": "mlp", "steps": 8}
+
 
 for _group, _data, _domains, _own in (
     ("digit-five", "digit-five", DIGITS, IMAGES),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.registry import register_scenario
-from fedshift.scenario import Scale, Scenario, scaled
+from fedshift import Scenario, register_scenario
+from fedshift.core.scenario import Scale, scaled
 
 
 def of_paper(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedshift.build import Plan
-from fedshift.server import Transport
+from fedshift.core.server import Transport
+from fedshift.engine.build import Plan
 from fedshift.transports.inprocess import InProcess
 from fedshift.transports.pool import Pool
 from fedshift.transports.wire import Wire
@@ -13,7 +13,7 @@ from fedshift.transports.wire import Wire
 
 def _flower(plan: Plan) -> Transport:
     """Flower's simulation on Ray; imported when it is asked for, as it is an extra."""
-    from fedshift.transports.flower_local import Local  # noqa: PLC0415
+    from fedshift.transports.flower.local import Local  # noqa: PLC0415
 
     return Local(plan)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedshift.client import Worker
-from fedshift.errors import FedshiftError
-from fedshift.message import Broadcast, Lost, Update
+from fedshift.base.errors import FedshiftError
+from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.engine.visit import Worker
 
 
 class InProcess:

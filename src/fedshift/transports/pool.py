@@ -20,21 +20,24 @@ from typing import Any
 
 import torch
 
-from fedshift.build import Plan
-from fedshift.children import end_if_repeated, needs_script, why_ended, without_script
-from fedshift.compute import Compute
-from fedshift.data import federation
+from fedshift.base.errors import FedshiftError, RunError
+from fedshift.base.process import keep_memory, work_in_batches
+from fedshift.base.tree import Tree
+from fedshift.core.config import RunConfig
+from fedshift.core.message import Broadcast, Lost, Message, Update
+from fedshift.core.method import Method
+from fedshift.core.state import DiskStore, MemoryStore, StateStore
+from fedshift.data.library import loaded
 from fedshift.data.samples import Domain
-from fedshift.errors import FedshiftError, RunError
-from fedshift.machine import keep_memory, work_in_batches
-from fedshift.message import Broadcast, Lost, Message, Update
-from fedshift.method import Method
-from fedshift.runs.config import RunConfig
-from fedshift.runs.store import DiskStore, MemoryStore, StateStore
-from fedshift.transports.blocks import Reader, Where, Writer
-from fedshift.tree import Tree
+from fedshift.engine import federation
+from fedshift.engine.build import Plan
+from fedshift.engine.compute import Compute
+from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
+from fedshift.transports.shared_memory import Reader, Where, Writer
 
 AHEAD = 2  # messages that a worker may hold, so that it never waits for the server
+
+
 Layout = list[dict[str, Where]]  # where each entry lies, by section
 
 
@@ -196,7 +199,7 @@ def _context() -> Any:
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedshift.transports.warm"])
+    context.set_forkserver_preload(["fedshift.transports.preload"])
     return context
 
 
@@ -303,6 +306,6 @@ def open_plan(start: Start, reader: Reader) -> Plan:
         name: Domain(name, classes=classes, **reader.read_tree(wheres))
         for name, (wheres, classes) in start.data.items()
     }
-    federation.adopt(place.data, start.options, domains)
+    loaded.adopt(place.data, start.options, domains)
     made = federation.federate(place, start.config.seed)
     return Plan(start.config, start.method, made, start.store, compute=start.compute)

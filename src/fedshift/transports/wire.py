@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedshift.message import Broadcast, Lost, Update
+from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.transports.inprocess import InProcess
 
 

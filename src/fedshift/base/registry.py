@@ -1,0 +1,118 @@
+"""Things by name: a registry finds its entries in a package, in entry points and in plug-in files.
+
+The registries themselves are where their things are: methods, backbones and scenarios in
+``core.registry``, datasets in ``data.registry``. A file in the right folder is enough to be found;
+nothing is imported before somebody asks for the entries.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fedshift.base import seeds
+from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
+
+T = TypeVar("T")
+
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One registered builder and what a reader wants to know of it."""
+
+    name: str
+    build: Callable[..., T]
+    paper: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the builder's docstring."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    @property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """Options of the builder itself."""
+        return inspect.signature(self.build).parameters
+
+
+class Registry(Generic[T]):
+    """Builders of one kind: those of a package, of entry points and of FEDSHIFT_PLUGINS.
+
+    ``package`` is searched with everything below it; ``group`` names the entry points by which
+    other packages add theirs.
+    """
+
+    def __init__(self, kind: str, package: str, group: str) -> None:
+        self.kind, self.package, self.group = kind, package, group
+        self._entries: dict[str, Entry[T]] = {}
+        self._found: tuple[str, int] | None = None  # where we have looked already
+
+    def register(self, name: str, *, paper: str = "") -> Callable[[Builder], Builder]:
+        """Make a builder available as ``name`` on the command line and to the contract suite."""
+
+        def keep(build: Builder) -> Builder:
+            old = self._entries.get(name)
+            if old and old.build.__module__ != build.__module__:
+                raise ClashError(
+                    f"{self.kind} {name!r} is registered by {old.build.__module__} and by "
+                    f"{build.__module__}; rename one"
+                )
+            self._entries[name] = Entry(name, build, paper)
+            return build
+
+        return keep
+
+    def entries(self) -> dict[str, Entry[T]]:
+        """Everything registered, by name, after all modules that may register were imported."""
+        found = (os.environ.get("FEDSHIFT_PLUGINS", ""), len(sys.path))
+        if found == self._found:
+            return dict(sorted(self._entries.items()))
+        package = importlib.import_module(self.package)
+        for info in pkgutil.walk_packages(package.__path__, f"{self.package}."):
+            importlib.import_module(info.name)
+        for point in entry_points(group=self.group):
+            point.load()
+        for path in plugin_files():
+            import_file(path)
+        self._found = found
+        return dict(sorted(self._entries.items()))
+
+    def get(self, name: str) -> Entry[T]:
+        """The entry called ``name``, or an error with the nearest names."""
+        known = self.entries()
+        if name not in known:
+            raise UnknownNameError.of(self.kind, name, known)
+        return known[name]
+
+
+def plugin_files() -> Iterator[Path]:
+    """Python files named by FEDSHIFT_PLUGINS, a list of files and folders."""
+    for item in filter(None, os.environ.get("FEDSHIFT_PLUGINS", "").split(os.pathsep)):
+        path = Path(item)
+        if not path.exists():
+            raise ConfigError(f"FEDSHIFT_PLUGINS names {item}, which does not exist")
+        yield from sorted(path.glob("*.py")) if path.is_dir() else [path]
+
+
+def import_file(path: Path) -> None:
+    """Import a plug-in file once per process."""
+    name = f"fedshift_plugin_{path.stem}_{seeds.derive(path.resolve()):x}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)

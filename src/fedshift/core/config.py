@@ -1,0 +1,136 @@
+"""What a run is: complete, validated, replayable; its name is a hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+
+from fedshift.base.errors import RunError
+from fedshift.base.version import __version__
+from fedshift.core.method import Method
+from fedshift.core.registry import SCENARIOS
+from fedshift.core.registry import build as build_method
+from fedshift.core.scenario import Frozen, Scenario, one_line
+
+
+class RunConfig(Frozen):
+    """One run. ``composition`` is the resolved method; ``method`` the words that made it."""
+
+    format: int = 1
+    method: str  # expression, or the label of a Method object
+    settings: dict[str, Any] = Field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    composition: dict[str, Any]
+    replayable: bool = True  # False: the method came as an object and must be given again
+    scenario: Scenario
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """The method with what was changed: what tables print."""
+        changed = [f"{k}={v}" for k, v in self.settings.items()]
+        removed = [f"without {name}" for name in self.without]
+        return ", ".join([self.method, *changed, *removed])
+
+    @property
+    def place(self) -> str:
+        """The scenario with what was changed of the registered one: what tables print."""
+        known = SCENARIOS.entries().get(self.scenario.name)
+        if known is None:
+            return self.scenario.name
+        scale = {"scale": self.scenario.scale} if self.scenario.scale else {}
+        base, own = flat(known.build(**scale)), flat(self.scenario)
+        changed = [f"{k}={v}" for k, v in own.items() if v != base.get(k)]
+        return f"{self.scenario.name}[{', '.join(changed)}]" if changed else self.scenario.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that moves a number."""
+        content = {
+            "format": self.format,
+            "composition": self.composition,
+            "scenario": self.scenario.model_dump(mode="json", exclude={"summary"}),
+            "seed": self.seed,
+        }
+        text = json.dumps(content, sort_keys=True).encode()
+        return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """Folder name: readable, and unique by content."""
+        words = "".join(c if c.isalnum() else "-" for c in self.method.replace(" ", ""))
+        place = self.scenario.name.replace("/", "-")
+        return f"{words}-{place}-s{self.seed}-{self.fingerprint}"
+
+    def build(self) -> Method:
+        """The method again, from its words."""
+        if not self.replayable:
+            raise RunError(
+                f"run {self.name} was made from a Method object; resume it from Python with "
+                "fedshift.run(method, ..., resume=True)"
+            )
+        return build_method(self.method, **self.settings).without(*self.without)
+
+
+def flat(scenario: Scenario) -> dict[str, Any]:
+    """Values of a scenario, those of the partition as ``partition.key``."""
+    values = scenario.model_dump(exclude={"name", "summary", "partition", "changed"})
+    plan = scenario.partition.model_dump()
+    return values | {f"partition.{key}": value for key, value in plan.items()}
+
+
+def configure(
+    method: str | Method,
+    scenario: Scenario,
+    *,
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+) -> tuple[RunConfig, Method]:
+    """A run's configuration and its method, from words or from an object."""
+    settings = settings or {}
+    words = isinstance(method, str)
+    if isinstance(method, Method):
+        whole = method.with_(**settings).without(*without)
+        names = [p.name for p in method.parts] or [method.aggregate.name]
+        label = " + ".join(names)
+    else:
+        whole = build_method(method, **settings).without(*without)
+        label = method
+    config = RunConfig(
+        method=label,
+        settings=settings,
+        without=without,
+        composition=whole.describe(),
+        replayable=words,
+        scenario=scenario,
+        seed=seed,
+    )
+    return config, whole
+
+
+def parse_config(value: Any, source: str) -> RunConfig:
+    """A configuration read from a file."""
+    try:
+        return RunConfig.model_validate(value["run"])
+    except (ValidationError, KeyError, TypeError) as error:
+        text = one_line(error) if isinstance(error, ValidationError) else repr(error)
+        raise RunError(f"{source} is not a run configuration we can read: {text}") from None
+
+
+def environment() -> dict[str, Any]:
+    """Versions and thread count: recorded with a run, not part of its name."""
+    return {
+        "fedshift": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,220 @@
+"""The frame that every method of a comparison shares: sites, budget, confounders, protocols."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from fedshift.base import seeds
+from fedshift.base.errors import ConfigError, UnknownNameError
+from fedshift.core.component import RESOURCES
+from fedshift.core.optimiser import Optimisation, Precision
+from fedshift.data.augment import PRESETS
+from fedshift.data.dealing.partitions import Partition, PerDomain
+from fedshift.data.dealing.splits import Given, Split
+from fedshift.data.samples import Pixels
+
+Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
+
+
+Scale = Literal["paper", "laptop"]
+
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Frozen(BaseModel):
+    """Immutable, and no key that we do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Scenario(Frozen):
+    """Everything about a run that is not the method, the backbone's weights or the seed.
+
+    The defaults are one set for all methods; :meth:`confounders` prints those that move numbers
+    although they belong to no method.
+    """
+
+    name: str
+    summary: str = ""
+    scale: Scale | None = None
+    changed: str = ""  # what the laptop scale changed of the paper's
+    data: str
+    data_options: dict[str, Any] = Field(default_factory=dict)
+    domains: tuple[str, ...]
+    unseen: str | None = None
+    public: str | None = None  # a data set that everybody may see, for grant public_set
+    split: Split = Given()
+    unseen_split: Split | None = None  # None: as the others
+    partition: Partition = PerDomain()
+    pixels: Pixels = "centred"
+    augment: str = "none"
+    backbone: str = "cnn"
+    backbone_options: dict[str, Any] = Field(default_factory=dict)
+    rounds: Positive = 30
+    epochs: Positive | None = None  # local epochs per visit; None and no steps: 1
+    steps: Positive | None = None  # or local steps per visit
+    batch_size: Positive = 32
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # factor per round
+    precision: Precision = "float32"  # of forward and backward passes; weights are float32
+    optimiser_state: Literal["reset", "keep"] = "reset"
+    bn: Literal["average", "local", "recompute"] = "average"
+    weights: Literal["examples", "uniform"] = "examples"
+    clients_per_round: Positive | None = None  # None: all of them
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of the clients, per round
+    protocols: tuple[Protocol, ...] = ("personal", "global")
+    selection: Literal["validation", "last", "oracle"] = "validation"
+    scored: Literal["aggregated", "trained"] = "aggregated"
+    evaluate_every: Positive = 1
+    analyses: tuple[Literal["group-effect"], ...] = ()  # measured beside the protocols
+    newcomer: Literal["refuse", "initial", "mean", "none"] = "refuse"
+    grants: tuple[str, ...] = ("client_val", "domain_ids")
+
+    @field_validator("domains", "protocols", "analyses", "grants", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """As typed on a command line: several joined by commas, or none."""
+        if isinstance(value, str):
+            return tuple(filter(None, (word.strip() for word in value.split(","))))
+        return () if value is None else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.epochs and self.steps:
+            raise ValueError("epochs and steps are both set; local work is one or the other")
+        if self.clients_per_round and self.fraction:
+            raise ValueError("clients_per_round and fraction are both set; give one")
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError(f"momentum is for sgd; the optimiser is {self.optimiser}")
+        if len(set(self.domains)) != len(self.domains) or not self.domains:
+            raise ValueError("domains must name at least one domain, each once")
+        if self.unseen in self.domains:
+            raise ValueError(f"domain {self.unseen!r} is both trained on and unseen")
+        if self.unseen is None and any(p.startswith("unseen") for p in self.protocols):
+            raise ValueError("an unseen protocol needs the name of the unseen domain")
+        if self.unseen is None and "group-effect" in self.analyses:
+            raise ValueError("group-effect is measured on the unseen domain; name one")
+        return self
+
+    @field_validator("augment")
+    @classmethod
+    def _preset(cls, name: str) -> str:
+        if name not in PRESETS:
+            raise ValueError(f"no such preset; known: {', '.join(PRESETS)}")
+        return name
+
+    @field_validator("grants")
+    @classmethod
+    def _known(cls, grants: tuple[str, ...]) -> tuple[str, ...]:
+        for grant in grants:
+            if grant not in RESOURCES:
+                raise ValueError(f"no such resource; known: {', '.join(RESOURCES)}")
+        return grants
+
+    def change(self, **values: Any) -> Scenario:
+        """A validated copy with other values; one readable line if they do not fit."""
+        for key in values:
+            if key not in type(self).model_fields:
+                raise UnknownNameError.of("scenario option", key, type(self).model_fields)
+        for one, other in (("steps", "epochs"), ("fraction", "clients_per_round")):
+            if values.get(one):
+                values.setdefault(other, None)
+            elif values.get(other):
+                values.setdefault(one, None)
+        try:
+            return Scenario.model_validate(self.model_dump() | values)
+        except ValidationError as error:
+            raise ConfigError(one_line(error)) from None
+
+    @property
+    def optimiser_kind(self) -> str:
+        """What parts declare against: sgd, momentum (SGD with it), adam or adamw."""
+        return "momentum" if self.momentum else self.optimiser
+
+    def optimisation(self, round_: int) -> Optimisation:
+        """Optimiser settings of a round (1-based)."""
+        lr = self.lr * self.lr_decay ** (round_ - 1)
+        return Optimisation(
+            self.optimiser, lr, self.momentum, self.weight_decay, self.clip, self.precision
+        )
+
+    def cohort_size(self, clients: int) -> int:
+        """How many clients take part in a round."""
+        wanted = self.clients_per_round or (
+            max(1, round(self.fraction * clients)) if self.fraction else clients
+        )
+        if wanted > clients:
+            raise ConfigError(
+                f"clients_per_round is {wanted}, but scenario {self.name!r} has {clients} clients; "
+                f"sample at most {clients}"
+            )
+        return wanted
+
+    def cohort(self, seed: int, round_: int, clients: list[str]) -> list[str]:
+        """Who takes part in a round: without replacement, from the seed and the round alone.
+
+        ``clients`` are those that have enrolled; where that is fewer than are sampled, all.
+        """
+        size = self.cohort_size(max(len(clients), self.clients_per_round or 0))
+        size = min(size, len(clients))
+        ordered = sorted(clients)
+        if size == len(clients):
+            return ordered
+        chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
+        return [ordered[i] for i in sorted(chosen)]
+
+    def confounders(self) -> dict[str, str]:
+        """The choices that are printed with every number."""
+        work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"
+        rate = f"{self.optimiser_kind} lr {self.lr:g}"
+        rate += f" momentum {self.momentum:g}" if self.momentum else ""
+        rate += f" decay {self.lr_decay:g}/round" if self.lr_decay != 1 else ""
+        part = self.clients_per_round or (f"{self.fraction:g} of" if self.fraction else "all")
+        return {
+            "local work": f"{work} of {self.batch_size}",
+            "images": f"{self.pixels} pixels, augmentation {self.augment}",
+            "optimiser": f"{rate}, weight decay {self.weight_decay:g}",
+            "optimiser state": self.optimiser_state,
+            "clip": f"{self.clip:g}" if self.clip else "none",
+            "precision": self.precision,
+            "BN statistics": self.bn,
+            "client weights": f"{self.weights} (unless the method has its own)",
+            "participation": f"{part} clients per round",
+            "selection": self.selection,
+            "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
+            "private entries at a new site": self.newcomer,
+        } | ({"smaller than the paper's": self.changed} if self.changed else {})
+
+
+def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:
+    """A paper's scenario as it is, or made small enough for a laptop; says what it changed."""
+    if scale == "paper":
+        return paper.change(scale=scale)
+    small = paper.change(scale="laptop", **laptop)
+    before, after = paper.model_dump(), small.model_dump()
+    told = [f"{key} {before[key]} -> {after[key]}" for key in laptop]
+    return small.change(changed="; ".join(told))
+
+
+def one_line(error: ValidationError) -> str:
+    """A pydantic error as one sentence per problem, joined by semicolons."""
+    rows = []
+    for item in error.errors(include_url=False):
+        where = ".".join(map(str, item["loc"]))
+        text = item["msg"].removeprefix("Value error, ")
+        rows.append(f"{where} is {item['input']!r}: {text}" if where else text)
+    return "; ".join(rows)

@@ -1,0 +1,42 @@
+"""Who holds what: training samples by client, domain and class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedshift.data.dealing.shares import Ints, Share
+from fedshift.data.samples import Domain
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Table:
+    """How many training rows of each domain and class each client holds."""
+
+    clients: tuple[str, ...]
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: Ints  # (clients, domains, classes)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some client holds rows of more than one domain."""
+        return bool(((self.counts.sum(2) > 0).sum(1) > 1).any())
+
+
+def table(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Table:
+    """Count rows by client, domain and class."""
+    names = tuple(domains)
+    classes = max((domain.classes for domain in domains.values()), key=len)
+    counts = np.zeros((len(shares), len(names), len(classes)), np.int64)
+    for i, share in enumerate(shares):
+        for name, rows in share.rows.items():
+            labels = domains[name].y[rows].numpy()
+            counts[i, names.index(name)] = np.bincount(labels, minlength=len(classes))
+    return Table(tuple(share.client for share in shares), names, classes, counts)

@@ -1,0 +1,218 @@
+"""Every card as a dataset of the registry, and your own data beside them.
+
+A scenario asks for a dataset by ``data``, its name; the parameters of the builders below are the
+options it may set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from fedshift.base.errors import ConfigError, DataError, UnknownNameError
+from fedshift.base.files import home, write_json
+from fedshift.base.settings import convert
+from fedshift.data.catalogue import CARDS, Card, Recipe
+from fedshift.data.library.prepare import Report, load, prepare, read_about, store_of
+from fedshift.data.registry import DATASETS, register_dataset
+from fedshift.data.samples import Domain
+
+Domains = Mapping[str, Domain]
+
+
+Recipes = Callable[..., Recipe]
+
+
+FORMS = ("minilm384", "bow5000", "text")
+
+
+def images(card: Card) -> Recipes:
+    """Options of images that may be resized."""
+
+    def recipe(size: int | None = card.size) -> Recipe:
+        return Recipe(whole("size", size))
+
+    return recipe
+
+
+def chosen_classes(card: Card) -> Recipes:
+    """Options of images of some classes, separated by commas."""
+
+    def recipe(size: int | None = None, only: str = ",".join(card.class_names)) -> Recipe:
+        return Recipe(whole("size", size), only=words(only))
+
+    return recipe
+
+
+def rotated(card: Card) -> Recipes:
+    """Options of one domain at several angles, in degrees, separated by commas.
+
+    ``disjoint`` gives each training image to one angle; otherwise all angles have the same.
+    """
+    csac = card.name == "rotated-mnist"
+
+    def recipe(
+        size: int | None = None,
+        angles: str = ",".join(map(str, card.angles)),
+        per_class: int | None = 100 if csac else None,
+        disjoint: bool = not csac,
+    ) -> Recipe:
+        try:
+            degrees = tuple(int(angle) for angle in words(angles))
+        except ValueError:
+            raise ConfigError(f"angles is {angles!r}; write degrees such as 0,15,30") from None
+        if len(set(degrees)) < len(degrees) or not degrees:
+            raise ConfigError(f"angles is {angles!r}; name at least one, each once")
+        count = whole("per_class", per_class)
+        return Recipe(whole("size", size), angles=degrees, per_class=count, disjoint=bool(disjoint))
+
+    return recipe
+
+
+def reviews(_card: Card) -> Recipes:
+    """Options of vectors that come in several forms, or that an encoder of yours makes of texts."""
+
+    def recipe(form: str = FORMS[0], encoder: str = "") -> Recipe:
+        if form not in FORMS:
+            raise UnknownNameError.of("form of amazon-review", form, FORMS)
+        if (form == "text") != bool(encoder):
+            raise ConfigError(
+                f"form is {form!r} and encoder is {encoder!r}; an encoder, a Python file that "
+                "defines encode(texts), belongs to the form text"
+            )
+        if encoder and not Path(encoder).is_file():
+            raise ConfigError(f"encoder {encoder} does not exist; give a Python file")
+        return Recipe(form=form, encoder=encoder)
+
+    return recipe
+
+
+def by_site(_card: Card) -> Recipes:
+    """Options of one domain per site, or per each of the largest ``sites``."""
+
+    def recipe(size: int | None = None, sites: int | None = None) -> Recipe:
+        return Recipe(whole("size", size), sites=whole("sites", sites))
+
+    return recipe
+
+
+def whole(name: str, value: float | str | None) -> int | None:
+    """A count from what a file or a command line gives."""
+    if value is None:
+        return None
+    try:
+        if float(value) == int(float(value)):
+            return int(float(value))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name} is {value!r}; it takes a whole number")
+
+
+def words(value: str | Sequence[Any]) -> tuple[str, ...]:
+    """``"a,b"``, or a sequence, as words."""
+    parts = value.split(",") if isinstance(value, str) else [str(v) for v in value]
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def recipes(card: Card) -> Recipes:
+    """The function whose parameters are a dataset's options."""
+    if card.base:
+        return rotated(card)
+    if card.name == "amazon-review":
+        return reviews(card)
+    if card.name == "domainnet-10":
+        return chosen_classes(card)
+    return images(card) if card.domains else by_site(card)
+
+
+def recipe_of(card: Card, options: Mapping[str, Any]) -> Recipe:
+    """The recipe for options that may be text, as on a command line."""
+    known = inspect.signature(recipes(card)).parameters
+    for key in options:
+        if key not in known:
+            raise UnknownNameError.of(f"option of dataset {card.name!r}", key, known)
+    return recipes(card)(**{k: convert(k, v, known[k].default) for k, v in options.items()})
+
+
+def register(card: Card) -> None:
+    """Make a card a dataset of the registry, with the options of its recipe."""
+
+    @wraps(recipes(card))  # the signature
+    def build(**options: Any) -> Domains:
+        return load(card, recipe_of(card, options))
+
+    build.__doc__ = f"{card.summary[0].upper()}{card.summary[1:]}."
+    register_dataset(card.name)(build)
+
+
+def own_cards() -> dict[str, Card]:
+    """Cards of your own data, from FEDSHIFT_HOME/own."""
+    cards = {}
+    for path in sorted((home() / "own").glob("*.json")):
+        try:
+            found = json.loads(path.read_text())
+            lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+            card = Card(**(found | lists))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            warnings.warn(f"{path} is not a card ({error}); add the data again", stacklevel=2)
+            continue
+        cards[card.name] = card
+    return cards
+
+
+def own_datasets() -> list[str]:
+    """Register your own data; call it before the registry is asked, for it may have grown."""
+    for card in own_cards().values():
+        register(card)
+    return list(own_cards())
+
+
+def card_of(name: str) -> Card:
+    """A card of the table or of your own."""
+    cards = dict(CARDS) | own_cards()
+    if name not in cards:
+        raise UnknownNameError.of("dataset", name, cards)
+    return cards[name]
+
+
+def add(
+    name: str,
+    path: Path,
+    *,
+    size: int | None = None,
+    columns: tuple[str, str] = ("label", "domain"),
+) -> tuple[Card, Report]:
+    """Prepare your own images or vectors as the dataset ``name``; known by it from then on."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or name == "own":
+        raise ConfigError(f"{name!r} cannot be a dataset's name; use letters, digits and hyphens")
+    taken = DATASETS.entries().get(name)
+    if name in CARDS or (taken and taken.build.__module__ != __name__):
+        raise ConfigError(f"a dataset is called {name!r} already; choose another name")
+    if not path.exists():
+        raise DataError(f"{path} does not exist; give a folder of images, or a csv, parquet or npz")
+    card = Card(name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns)
+    report = prepare(card, Recipe(size))
+    about = read_about(store_of(card, Recipe(size)))
+    shape = "x".join(map(str, about["shape"]))
+    full = asdict(card) | {
+        "classes": len(about["classes"]),
+        "class_names": about["classes"],
+        "domains": about["domains"],
+        "size": size,
+        "form": f"{shape} {'images' if len(about['shape']) == 3 else 'vectors'}",
+        "licence": "yours",
+    }
+    write_json(home() / "own" / f"{name}.json", full)
+    own_datasets()
+    return card_of(name), report
+
+
+for _card in CARDS.values():
+    register(_card)

@@ -1,0 +1,172 @@
+"""What is in a prepared dataset: counts, duplicates, what was left out; a contact sheet, a page."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.table import Table
+
+from fedshift.base.files import write_bytes
+from fedshift.data.library.prepare import Report, read_report, read_store
+from fedshift.data.samples import Domain
+from fedshift.data.sources.source import content
+
+TILE, LABEL, WIDEST = 48, 96, 20
+
+
+SPLIT_NAMES = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything that is shown of a dataset."""
+
+    name: str
+    domains: Mapping[str, Domain]
+    duplicates: Mapping[str, int]
+    report: Report
+    verified: bool
+
+    def counts(self) -> list[list[int]]:
+        """Rows per class (outer) and domain (inner)."""
+        per = [np.bincount(d.y.numpy(), minlength=len(d.classes)) for d in self.domains.values()]
+        return [list(map(int, row)) for row in np.stack(per, axis=1)]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return next(iter(self.domains.values())).classes
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON."""
+        splits = {
+            name: {s: len(domain.rows(i)) for i, s in enumerate(SPLIT_NAMES)}
+            for name, domain in self.domains.items()
+        }
+        shape = list(next(iter(self.domains.values())).shape)
+        counts = {
+            name: dict(zip(self.classes, column, strict=True))
+            for name, column in zip(self.domains, zip(*self.counts(), strict=True), strict=True)
+        }
+        return {
+            "name": self.name, "shape": shape, "splits": splits, "counts": counts,
+            "duplicates": dict(self.duplicates), "verified": self.verified, **self.report,
+        }  # fmt: skip
+
+
+def inspect(name: str, folder: Path, *, verify: bool = False) -> Inspection:
+    """Read a prepared folder; ``verify`` compares all checksums."""
+    domains = read_store(folder, verify=verify)
+    return Inspection(name, domains, find_duplicates(domains), read_report(folder), verify)
+
+
+def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
+    """How many rows repeat the content of another: within a split, across splits or domains."""
+    places: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
+    for name, domain in domains.items():
+        for key, split in zip(content(domain.x.numpy()), domain.split.tolist(), strict=True):
+            places[key].append((name, split))
+    found: Counter[str] = Counter()
+    for rows in (rows for rows in places.values() if len(rows) > 1):
+        for (name, split), count in Counter(rows).items():
+            found[f"within {name} {SPLIT_NAMES[split]}"] += count - 1
+        for name in {name for name, _ in rows}:
+            splits = sorted({split for domain, split in rows if domain == name})
+            if len(splits) > 1:
+                found[f"across {'/'.join(SPLIT_NAMES[s] for s in splits)} of {name}"] += 1
+        if len({name for name, _ in rows}) > 1:
+            found["across domains"] += 1
+    return {place: count for place, count in sorted(found.items()) if count}
+
+
+def table(found: Inspection) -> Table:
+    """Counts per class and domain; with many domains, one line per domain."""
+    if len(found.domains) > WIDEST:
+        out = Table("domain", *SPLIT_NAMES, "classes", title=found.name)
+        for name, domain in found.domains.items():
+            marks = [str(len(domain.rows(i))) for i in range(3)]
+            out.add_row(name, *marks, str(len(domain.y.unique())))
+        return out
+    out = Table("class", title=found.name)
+    for name in (*found.domains, "all"):
+        out.add_column(name, justify="right")
+    for kind, row in zip(found.classes, found.counts(), strict=True):
+        out.add_row(kind, *map(str, row), str(sum(row)))
+    out.add_section()
+    for i, split in enumerate(SPLIT_NAMES):
+        sizes = [len(domain.rows(i)) for domain in found.domains.values()]
+        out.add_row(split, *map(str, sizes), str(sum(sizes)))
+    sizes = [len(domain.y) for domain in found.domains.values()]
+    out.add_row("all", *map(str, sizes), str(sum(sizes)))
+    return out
+
+
+def sheet(domains: Mapping[str, Domain]) -> Image.Image | None:
+    """The first image of each class in each domain, or None if the inputs are vectors."""
+    shown = list(domains.items())[:WIDEST]
+    if any(domain.x.dim() != 4 for _, domain in shown):
+        return None
+    classes = shown[0][1].classes[:WIDEST]
+    page = Image.new("RGB", (LABEL + TILE * len(classes), 16 + TILE * len(shown)), "white")
+    pen = ImageDraw.Draw(page)
+    for column, kind in enumerate(classes):
+        pen.text((LABEL + TILE * column + 2, 2), kind[:8], "black")
+    for row, (name, domain) in enumerate(shown):
+        pen.text((2, 16 + TILE * row + TILE // 3), name[:15], "black")
+        for column in range(len(classes)):
+            at = (domain.y == column).nonzero().flatten()
+            if len(at):
+                tile = Image.fromarray(domain.x[int(at[0])].numpy()).resize((TILE, TILE))
+                page.paste(tile, (LABEL + TILE * column, 16 + TILE * row))
+    return page
+
+
+def write_pages(found: Inspection, out: Path) -> list[Path]:
+    """Contact sheet (of images) and a page that needs no other file."""
+    written = []
+    picture = ""
+    if image := sheet(found.domains):
+        buffer = BytesIO()
+        image.save(buffer, "PNG")
+        written.append(out / f"{found.name}.png")
+        write_bytes(written[0], buffer.getvalue())
+        code = base64.b64encode(buffer.getvalue()).decode()
+        picture = f'<img alt="contact sheet" src="data:image/png;base64,{code}">'
+    written.append(out / f"{found.name}.html")
+    write_bytes(written[-1], page(found, picture).encode())
+    return written
+
+
+def page(found: Inspection, picture: str) -> str:
+    """The HTML page."""
+    head = _row(("class", *found.domains), "th")
+    body = "".join(
+        _row((kind, *row), "td") for kind, row in zip(found.classes, found.counts(), strict=True)
+    )
+    name = html.escape(found.name)
+    style = "body{font-family:sans-serif;margin:2em}td,th{padding:2px 8px;text-align:right}"
+    duplicates = [f"{count} {place}" for place, count in found.duplicates.items()]
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title>"
+        f"<style>{style}</style><h1>{name}</h1><table>{head}{body}</table>{picture}"
+        f"{_list('Duplicates', duplicates)}{_list('Left out', found.report['left_out'])}"
+        f"{_list('Notes', found.report['notes'])}</html>\n"
+    )
+
+
+def _row(cells: Sequence[object], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+
+
+def _list(title: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines) or "<li>none</li>"
+    return f"<h2>{title}</h2><ul>{items}</ul>"

@@ -1,0 +1,242 @@
+"""The prepared store: FEDSHIFT_HOME/<dataset>/<size or form>/<domain>, made whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from fedshift.base import seeds
+from fedshift.base.errors import DataError
+from fedshift.base.files import home
+from fedshift.data.catalogue import Card, Recipe
+from fedshift.data.samples import Domain
+from fedshift.data.sources.discover import find, how_to_get, source_folders
+from fedshift.data.sources.images import ImageSource, rotate_all
+from fedshift.data.sources.source import Read, Source, assemble
+from fedshift.data.store import ARRAYS, SMALL, beside, read_domain, write_domain
+
+Report = dict[str, list[str]]  # left_out, notes
+
+
+def store_of(card: Card, recipe: Recipe) -> Path:
+    """Folder of a dataset in the store."""
+    return home() / card.name / recipe.key
+
+
+def prepared(card: Card) -> list[str]:
+    """Which sizes and forms of a dataset are in the store."""
+    return sorted(p.parent.name for p in (home() / card.name).glob("[!.]*/dataset.json"))
+
+
+def load(card: Card, recipe: Recipe | None = None) -> dict[str, Domain]:
+    """The domains of a dataset, memory-mapped; prepared first if its source is found."""
+    recipe = recipe or Recipe()
+    folder = store_of(card, recipe)
+    if not (folder / "dataset.json").exists():
+        have = prepared(card)
+        if have and not source_folders(card, recipe):
+            raise DataError(
+                f"dataset {card.name!r} is prepared as {', '.join(have)}, not as {recipe.key}; set "
+                f"its size or form to that, or: {how_to_get(card, recipe)}"
+            )
+        report = prepare(card, recipe, replace=False)  # another process may be as far
+        if report["left_out"]:
+            count = len(report["left_out"])
+            warnings.warn(
+                f"{card.name}: {count} left out, the first: {report['left_out'][0]}; "
+                f"`fedshift data inspect {card.name}` lists them",
+                stacklevel=2,
+            )
+    return read_store(folder)
+
+
+def read_store(folder: Path, *, verify: bool = False) -> dict[str, Domain]:
+    """The domains of a prepared folder; checksums are compared if it is small, or on demand."""
+    about = read_about(folder)
+    full = verify or about["bytes"] < SMALL
+    try:
+        return {
+            name: read_domain(folder / folder_name(name), verify=full) for name in about["domains"]
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} is damaged ({error}); delete it and prepare it again") from None
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What is written beside the domains: their names, the recipe, the size."""
+    try:
+        about: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is damaged ({error}); delete it and prepare it again") from None
+    return about
+
+
+def read_report(folder: Path) -> Report:
+    """What was left out when the folder was prepared."""
+    path = folder / "report.json"
+    report: Report = (
+        json.loads(path.read_text()) if path.exists() else {"left_out": [], "notes": []}
+    )
+    return report
+
+
+def prepare(
+    card: Card,
+    recipe: Recipe | None = None,
+    *,
+    source: str | Path | None = None,
+    replace: bool = True,
+) -> Report:
+    """Read the source and put the domains in the store; what is there is replaced at the end.
+
+    Returns what was left out and what should be known; the same is kept in report.json.
+    """
+    recipe = recipe or Recipe()
+    found = find(card, recipe, source)
+    sources = _largest(found.sources, recipe.sites)
+    classes, dropped = common_classes(card, sources, recipe.only)
+    report: Report = {"left_out": dropped, "notes": found.notes}
+    about: dict[str, Any] = {"domains": [], "bytes": 0, "recipe": asdict(recipe)}
+    try:
+        with beside(store_of(card, recipe), replace=replace) as part:
+            for read in _reads(card, recipe, sources, classes):
+                _keep(part, read, about, report)
+            (part / "dataset.json").write_text(json.dumps(about, indent=2))
+            (part / "report.json").write_text(json.dumps(report, indent=2))
+    except OSError as error:
+        raise DataError(
+            f"cannot prepare {card.name!r}: {error}; check the disk, permissions and FEDSHIFT_HOME"
+        ) from error
+    return report
+
+
+def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None:
+    """Write one domain and add it to both records in place."""
+    domain = read.domain
+    if len(domain.y) == 0:
+        reason = f"; {read.left_out[0]}" if read.left_out else ""
+        raise DataError(f"domain {domain.name!r} has no row that can be used{reason}")
+    shape = about.setdefault("shape", list(domain.shape))
+    if list(domain.shape) != shape:
+        first = about["domains"][0]
+        raise DataError(
+            f"domain {domain.name!r} has inputs of {tuple(domain.shape)}, {first!r} of "
+            f"{tuple(shape)}; set size, or make the columns agree"
+        )
+    write_domain(part / folder_name(domain.name), domain, read.ids)
+    about["domains"].append(domain.name)
+    about["classes"] = list(domain.classes)
+    about["bytes"] += sum(getattr(domain, name).nbytes for name in ARRAYS)
+    report["left_out"] += read.left_out
+    counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
+    if missing := [domain.classes[i] for i in np.flatnonzero(counts == 0)]:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        report["notes"].append(
+            f"domain {domain.name!r} has nothing of class {', '.join(missing[:10])}{more}; "
+            "add some, or leave the class out"
+        )
+
+
+def folder_name(domain: str) -> str:
+    """A domain's name as that of a folder."""
+    name = quote(domain, safe=" ")
+    return name.replace(".", "%2E") if name.startswith(".") else name
+
+
+def _largest(sources: list[Source], count: int | None) -> list[Source]:
+    if count is None:
+        return sources
+    sizes = {s.name: len(s.items) if isinstance(s, ImageSource) else 0 for s in sources}
+    chosen = sorted(sources, key=lambda s: (-sizes[s.name], s.name))[:count]
+    return sorted(chosen, key=lambda s: s.name)
+
+
+def common_classes(
+    card: Card, sources: Sequence[Source], only: Sequence[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The classes that all domains are labelled by, and a line for each that is left out.
+
+    They are the card's; without one, those that occur in more than one domain.
+    """
+    seen: dict[str, list[str]] = {}
+    for source in sources:
+        for name in source.classes:
+            seen.setdefault(name, []).append(source.name)
+    shared = tuple(n for n in _ordered(seen) if len(seen[n]) > 1 or len(sources) == 1)
+    classes = tuple(card.class_of(n) for n in only) or card.class_names or shared
+    unknown = [name for name in classes if name not in seen]
+    if unknown and (only or len(unknown) == len(classes)):
+        raise DataError(
+            f"no domain has the class {', '.join(unknown)}; there are {', '.join(sorted(seen))}"
+        )
+    if not classes:
+        each = "; ".join(f"{s.name} has {', '.join(s.classes)}" for s in sources)
+        raise DataError(f"no class occurs in two domains: {each}; name class folders alike")
+    if card.part or only:
+        return classes, []  # a chosen part: the rest is not missing
+    reason = "no other domain has this class" if classes == shared else f"not of {card.name}"
+    return classes, [
+        f"{', '.join(seen[name])}/{name}: {reason}; rename the folder, or add it to the others"
+        for name in _ordered(seen)
+        if name not in classes
+    ]
+
+
+def _ordered(names: dict[str, list[str]]) -> list[str]:
+    number = all(name.isdecimal() for name in names)
+    return sorted(names, key=int if number else str)
+
+
+def _reads(
+    card: Card, recipe: Recipe, sources: Sequence[Source], classes: Sequence[str]
+) -> Iterator[Read]:
+    """One domain at a time, so that no more than one is in memory."""
+    for source in sources:
+        if card.base:
+            yield from turned(card, recipe, source.read(classes, recipe.size))
+        else:
+            yield source.read(classes, recipe.size)
+
+
+def turned(card: Card, recipe: Recipe, read: Read) -> Iterator[Read]:
+    """The base domain at each angle: the same rows, or disjoint training rows and all others."""
+    base = read.domain
+    rows = np.arange(len(base.y))
+    x, y, split = base.x.numpy(), base.y.numpy(), base.split.numpy()
+    if recipe.per_class:
+        rows = _some(base, recipe.per_class)
+        split = split.copy()
+        split[rows] = assemble(base.name, x[rows], y[rows], None, base.classes).split.numpy()
+    train = rows[split[rows] == 0]
+    train = seeds.numpy("rotated", card.name).permutation(train)
+    sign = -1 if card.name == "rotated-mnist" else 1  # CSAC turns clockwise
+    for k, angle in enumerate(recipe.angles):
+        mine = rows
+        if recipe.disjoint:
+            share = train[k :: len(recipe.angles)]
+            mine = np.sort(np.concatenate([share, rows[split[rows] != 0]]))
+        pixels = rotate_all(x[mine], sign * angle)
+        domain = assemble(f"deg{angle}", pixels, y[mine], split[mine], base.classes)
+        left_out = read.left_out if k == 0 else ()
+        yield Read(domain, tuple(read.ids[i] for i in mine), left_out)
+
+
+def _some(base: Domain, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of ``count`` images per class, drawn once."""
+    chosen = []
+    for label, name in enumerate(base.classes):
+        rows = np.flatnonzero(base.y.numpy() == label)
+        if len(rows) < count:
+            raise DataError(
+                f"class {name!r} of {base.name!r} has {len(rows)} images; per_class={count} needs "
+                "more; lower it"
+            )
+        chosen.append(seeds.numpy("per class", base.name, label).permutation(rows)[:count])
+    return np.sort(np.concatenate(chosen))

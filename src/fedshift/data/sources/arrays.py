@@ -1,0 +1,177 @@
+"""Readers of arrays: npz per domain and MATLAB files.
+
+An npz of a domain has ``x`` (uint8 NHWC images, or vectors) or the parts of a CSR matrix (``data,
+indices, indptr, shape``), ``y``, and optionally ``classes`` (names) and ``split`` (0 train, 1 test;
+or 0 train, 1 val, 2 test). A .mat file is SVHN's (``X`` of 32 x 32 x 3 x N, ``y`` from 1 to 10,
+where 10 is the digit 0), or has ``fts`` (N, D) and ``labels`` from 1 on, as the features of
+Office-Caltech10 are published.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.base.errors import DataError
+from fedshift.data.sources.images import resize_all
+from fedshift.data.sources.source import Array, Read, assemble
+
+ENTRIES = ("x", "data", "indices", "indptr", "shape", "y", "split")
+
+
+BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Raw rows of one domain."""
+
+    x: Array  # (N, H, W, C) uint8 images, or (N, D) vectors
+    labels: Array  # (N,) names of classes
+    split: Array | None = None  # (N,) uint8: 0 train, 1 val, 2 test
+    ids: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A domain whose rows come as one array."""
+
+    name: str
+    classes: tuple[str, ...]
+    load: Callable[[], Rows]
+
+    def read(self, classes: Sequence[str], size: int | None) -> Read:
+        """The rows of the given classes."""
+        rows = self.load()
+        order = {name: i for i, name in enumerate(classes)}
+        y = np.array([order.get(str(name), -1) for name in rows.labels], dtype=np.int64)
+        kept = np.flatnonzero(y >= 0)
+        x = rows.x if len(kept) == len(y) else rows.x[kept]
+        if x.ndim == 4:
+            x = resize_all(x, size)
+        ids = rows.ids or tuple(str(i) for i in range(len(y)))
+        split = None if rows.split is None else rows.split[kept]
+        domain = assemble(self.name, x, y[kept], split, classes)
+        return Read(domain, tuple(ids[i] for i in kept), rows.left_out)
+
+
+def npz_source(path: Path, name: str, alias: Callable[[str], str] = str) -> ArraySource:
+    """A domain from an npz file; nothing is unpickled, other entries are ignored."""
+    entries = open_npz(path, ("y", "classes"))
+    if "y" not in entries:
+        raise DataError(f"{path} has no entry y; an npz of a domain has x, y and classes")
+    if entries["y"].ndim != 1 or entries["y"].dtype.kind not in "iu":
+        found = f"{entries['y'].dtype} of {entries['y'].shape}"
+        raise DataError(f"{path}: y is {found}; expected one whole number per row, from 0 on")
+    classes = _class_names(entries, alias)
+    return ArraySource(name, classes, lambda: _npz_rows(path, classes))
+
+
+def open_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
+    """Entries of an npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {n: file[n] for n in (names or file.files) if n in file.files}
+    except (*BROKEN, AttributeError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); make or fetch it again") from None
+
+
+def _class_names(entries: Mapping[str, Array], alias: Callable[[str], str]) -> tuple[str, ...]:
+    if "classes" in entries:
+        return tuple(alias(str(name)) for name in entries["classes"])
+    top = int(entries["y"].max(initial=-1)) + 1
+    return tuple(alias(str(i)) for i in range(top))
+
+
+def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
+    entries = open_npz(path, ENTRIES)
+    x, y = dense(entries, path), entries["y"].astype(np.int64)
+    split = _marks(entries["split"]) if "split" in entries else np.zeros(len(y), np.uint8)
+    if not len(x) == len(y) == len(split):
+        raise DataError(
+            f"{path}: x has {len(x)} rows, y {len(y)} and split {len(split)}; they must agree"
+        )
+    named = (y >= 0) & (y < len(classes))
+    finite = np.isfinite(x).all(axis=1) if x.ndim == 2 else np.ones(len(x), dtype=bool)
+    span = f"{len(classes)} classes are 0 to {len(classes) - 1}"
+    left_out = [
+        f"{path}, row {i}: label {y[i]} is out of range; {span}; mend y or add to classes"
+        for i in np.flatnonzero(~named)
+    ]
+    left_out += [
+        f"{path}, row {i}: x holds nan or inf; mend or remove the row"
+        for i in np.flatnonzero(named & ~finite)
+    ]
+    good = np.flatnonzero(named & finite)
+    labels = np.array(classes, dtype=np.str_)[y[good]]
+    return Rows(x[good], labels, split[good], tuple(map(str, good)), tuple(left_out))
+
+
+def _marks(split: Array) -> Array:
+    """Ours from the file's: without a 2 in it, 1 is test."""
+    return split if (split == 2).any() else np.where(split == 0, 0, 2)
+
+
+def dense(entries: Mapping[str, Array], path: Path) -> Array:
+    """Inputs as images of three channels or as vectors; counts stay bytes."""
+    if "x" in entries:
+        x = entries["x"][..., None] if entries["x"].ndim == 3 else entries["x"]
+        if x.ndim == 4 and x.dtype == np.uint8 and x.shape[3] in (1, 3):
+            return np.repeat(x, 3, axis=3) if x.shape[3] == 1 else x
+        if x.ndim == 2 and x.dtype.kind in "fiub":
+            return x
+        raise DataError(
+            f"{path}: x is {x.dtype} of {x.shape}; expected uint8 images of (N, H, W, 3), or "
+            "numbers of (N, D)"
+        )
+    if not {"data", "indices", "indptr", "shape"} <= set(entries):
+        found = ", ".join(entries)
+        raise DataError(f"{path} has {found}; expected x, or data, indices, indptr and shape")
+    from scipy.sparse import csr_matrix  # noqa: PLC0415  slow to import
+
+    parts = (entries["data"], entries["indices"].astype(np.int32), entries["indptr"])
+    return np.asarray(csr_matrix(parts, shape=tuple(entries["shape"])).toarray())
+
+
+def mat_source(
+    paths: Sequence[Path], name: str, classes: Sequence[str], alias: Callable[[str], str] = str
+) -> ArraySource:
+    """A domain from MATLAB files; ``test`` in a file's name marks its rows."""
+    parts = [_mat_rows(path) for path in paths]
+    sizes = [len(y) for _, y in parts]
+    x, numbers = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    names = tuple(classes) or tuple(alias(str(i)) for i in range(int(numbers.max(initial=-1)) + 1))
+    good = (numbers >= 0) & (numbers < len(names))
+    ids = [f"{p.stem}/{i}" for p, n in zip(paths, sizes, strict=True) for i in range(n)]
+    left_out = tuple(
+        f"{paths[0].parent}, {ids[i]}: label is out of range of {len(names)} classes; mend it"
+        for i in np.flatnonzero(~good)
+    )
+    marks = [2 if "test" in path.stem.lower() else 0 for path in paths]
+    split = np.repeat(np.array(marks, dtype=np.uint8), sizes)[good]
+    kept = tuple(ids[i] for i in np.flatnonzero(good))
+    rows = Rows(x[good], np.array(names)[numbers[good]], split, kept, left_out)
+    return ArraySource(name, names, lambda: rows)
+
+
+def _mat_rows(path: Path) -> tuple[Array, Array]:
+    """Inputs and labels from 0 on."""
+    from scipy.io import loadmat  # noqa: PLC0415  slow to import
+
+    try:
+        file = loadmat(path)
+    except (OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise DataError(f"{path} cannot be read ({error}); save it in MATLAB format 5") from None
+    if {"X", "y"} <= set(file):
+        y = file["y"].ravel().astype(np.int64)
+        return file["X"].transpose(3, 0, 1, 2), np.where(y == 10, 0, y)
+    if {"fts", "labels"} <= set(file):
+        return file["fts"].astype(np.float32), file["labels"].ravel().astype(np.int64) - 1
+    found = ", ".join(key for key in file if not key.startswith("__"))
+    raise DataError(f"{path} has {found}; expected X and y (SVHN), or fts and labels (features)")

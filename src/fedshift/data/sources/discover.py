@@ -1,0 +1,241 @@
+"""From a card to its sources: which folder, which file or subfolder is which domain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.base.errors import DataError
+from fedshift.data.catalogue import Card, Hub, Recipe
+from fedshift.data.sources import vectors
+from fedshift.data.sources.arrays import ArraySource, Rows, mat_source, npz_source
+from fedshift.data.sources.hub import by_card, load_hub, parquet_files
+from fedshift.data.sources.images import SUFFIXES, ImageSource, tree_source, visible
+from fedshift.data.sources.source import Source
+
+TABLES = (".csv", ".parquet")
+
+
+@dataclass
+class Found:
+    """Sources of a dataset, one per domain, and what should be told about them."""
+
+    sources: list[Source] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def source_folders(card: Card, recipe: Recipe) -> list[Path]:
+    """Existing folders that may hold the dataset, under FEDSHIFT_SOURCES or where it came from."""
+    if card.origin:
+        return [Path(card.origin)] if Path(card.origin).exists() else []
+    root = os.environ.get("FEDSHIFT_SOURCES")
+    return under(Path(root), card, recipe) if root else []
+
+
+def under(root: Path, card: Card, recipe: Recipe) -> list[Path]:
+    """Folders in ``root`` that are called like the dataset."""
+    names = [card.name, *card.folders]
+    if recipe.form:
+        names = [f"{card.name}/{recipe.form}", f"{card.name.split('-')[0]}-{recipe.form}"]
+    spellings = dict.fromkeys(s for name in names for s in (name, name.replace("-", "_")))
+    return [path for path in (root / name for name in spellings) if path.is_dir()]
+
+
+def find(card: Card, recipe: Recipe, source: str | Path | None = None) -> Found:
+    """The domains of a dataset; ``source`` is a folder, a file, ``hub`` or ``hub:ID``."""
+    if source is not None and str(source).split(":")[0] == "hub":
+        return _checked(card, _from_hub(card, str(source).partition(":")[2]), str(source))
+    folders = source_folders(card, recipe)
+    if source is not None:
+        folders = [Path(source), *under(Path(source), card, recipe)]
+    if not folders:
+        raise DataError(how_to_get(card, recipe))
+    if not folders[0].exists():
+        raise DataError(f"{folders[0]} does not exist; check the path")
+    found = _in_folders(card, recipe, folders)
+    if source is None and not found.sources and not card.origin:
+        raise DataError(how_to_get(card, recipe))
+    return _checked(card, found, str(folders[0]))
+
+
+def _in_folders(card: Card, recipe: Recipe, folders: Sequence[Path]) -> Found:
+    if recipe.form == "text":
+        texts = vectors.text_sources(folders[0], recipe.encoder, card.class_names, card.class_at)
+        return Found([_renamed(card, text) for text in texts])
+    if folders[0].is_file():
+        return _from_file(card, folders[0])
+    if card.origin or not card.needed:
+        return _all_in(card, folders[0])
+    return _by_name(card, folders)
+
+
+def is_found(card: Card, recipe: Recipe) -> bool:
+    """Whether every domain has a file or folder, without reading any."""
+    folders = source_folders(card, recipe)
+    if card.origin or not card.needed or any(_tables(f) for f in _own(card, folders)):
+        return bool(folders)
+    entries = [p for folder in folders for p in visible(folder)]
+    return all(any(_is(card, p, name, folders) for p in entries) for name in card.needed)
+
+
+def _own(card: Card, folders: Sequence[Path]) -> list[Path]:
+    """Folders that hold nothing but this dataset, so that a table in them is meant."""
+    return [f for f in folders if "." not in card.folders or f.name == card.name]
+
+
+def how_to_get(card: Card, recipe: Recipe) -> str:
+    """What to do about a dataset that is neither prepared nor found, in one line."""
+    root = os.environ.get("FEDSHIFT_SOURCES")
+    looked = f"nothing in FEDSHIFT_SOURCES={root}" if root else "FEDSHIFT_SOURCES is not set"
+    size = f" --size {recipe.size}" if recipe.size else ""
+    command = f"fedshift data prepare {card.name}{size} --from"
+    ways = []
+    if card.hub:
+        ids = ", ".join(hub.id for hub in card.hub)
+        ways.append(f"`{command} hub` fetches {ids} (pip install 'fedshift[hub]')")
+    names = ", ".join(card.needed) or "one per site"
+    layout = "DIR/<domain>.npz" if card.form == "vectors" else "DIR/<domain>/<class>/*.jpg"
+    ways.append(f"`{command} DIR` takes {layout} with the domains {names}")
+    text = f"dataset {card.name!r} is not prepared and has no source: {looked}; " + ", or ".join(
+        ways
+    )
+    return text + (f"; {card.where}" if card.where else "")
+
+
+def _from_hub(card: Card, id_: str) -> Found:
+    hubs = card.hub or (Hub(""),)
+    if id_:
+        hubs = (replace(hubs[0], id=id_),)
+    elif not card.hub:
+        raise DataError(f"no hub id is known for {card.name!r}; write --from hub:ID or --from DIR")
+    return Found([_renamed(card, s) for s in by_card((hub.id, hub) for hub in hubs)])
+
+
+def _by_name(card: Card, folders: Sequence[Path]) -> Found:
+    """The card's domains, each from the first folder that has it, or all from one table."""
+    found = Found()
+    for name in card.needed:
+        entries = [p for f in folders for p in visible(f) if _is(card, p, name, folders)]
+        if not entries:
+            continue
+        found.sources.append(read_entry(entries[0], name, card))
+        if "regen" in entries[0].stem:
+            found.notes.append(
+                f"{name} is {entries[0].name}: regenerated from fonts, not the {name.upper()} of "
+                "the papers"
+            )
+    tables = [] if found.sources else [f for f in _own(card, folders) if _tables(f)]
+    return _from_tables(card, tables[0], _tables(tables[0])) if tables else found
+
+
+def _is(card: Card, path: Path, name: str, folders: Sequence[Path]) -> bool:
+    known = path.is_dir() or path.suffix.lower() in (".npz", ".mat")
+    return known and path not in folders and card.domain_of(_stem(path)) == name
+
+
+def _stem(path: Path) -> str:
+    stem = path.name if path.is_dir() else path.stem
+    return stem.split("_SURF")[0] if path.suffix == ".mat" else stem
+
+
+def _all_in(card: Card, path: Path) -> Found:
+    """Every domain of a folder or file whose domains no card names."""
+    if path.is_file():
+        return _from_file(card, path)
+    if files := _tables(path):
+        return _from_tables(card, path, files)
+    found = Found()
+    for entry in visible(path):
+        if entry.is_dir() or entry.suffix.lower() in (".npz", ".mat"):
+            source = read_entry(entry, _stem(entry), card)
+            if isinstance(source, ImageSource) and not source.items:
+                found.notes.append(f"{entry}: has no class folders with images; left out")
+                continue
+            found.sources.append(source)
+        else:
+            found.notes.append(f"{entry}: is neither a domain's folder nor its npz; left out")
+    return found
+
+
+def _from_file(card: Card, path: Path) -> Found:
+    if path.suffix.lower() in TABLES:
+        return _from_tables(card, path, [path])
+    if path.suffix.lower() == ".npz":
+        return Found([_renamed(card, s) for s in vectors.npz_sources(path)])
+    raise DataError(f"{path} is a {path.suffix or 'file'}; expected a folder, csv, parquet or npz")
+
+
+def _tables(folder: Path) -> list[Path]:
+    files = [p for p in visible(folder) if p.suffix.lower() in TABLES]
+    inner = folder / "data"  # where a hub download keeps them
+    return files or (parquet_files(inner) if inner.is_dir() else [])
+
+
+def _from_tables(card: Card, folder: Path, files: Sequence[Path]) -> Found:
+    """Images of a hub download, or numbers."""
+    images = [p for p in files if p.suffix.lower() == ".parquet" and _has_images(p, card)]
+    if not images:
+        label, domain = card.columns
+        rows = vectors.table_sources(files, label=label, domain=domain)
+        return Found([_renamed(card, source) for source in rows])
+    hub = card.hub[0] if card.hub else Hub("", label=card.columns[0], domain=card.columns[1])
+    return Found([_renamed(card, s) for s in by_card([(folder, hub)])])
+
+
+def _has_images(path: Path, card: Card) -> bool:
+    names = vectors.arrow("parquet").read_schema(path).names
+    return "image" in names or any(hub.image in names for hub in card.hub)
+
+
+def _renamed(card: Card, source: ImageSource | ArraySource) -> ImageSource | ArraySource:
+    """A source with our names of its domain and classes."""
+    name = card.domain_of(source.name)
+    if isinstance(source, ImageSource):
+        items = tuple(replace(item, label=card.class_at(item.label)) for item in source.items)
+        return ImageSource(name, items, source.left_out)
+    names = {old: card.class_at(old) for old in source.classes}
+    return ArraySource(name, tuple(names.values()), partial(_relabelled, source, names))
+
+
+def _relabelled(source: ArraySource, names: Mapping[str, str]) -> Rows:
+    rows = source.load()
+    return replace(rows, labels=np.array([names[str(label)] for label in rows.labels]))
+
+
+def read_entry(path: Path, name: str, card: Card) -> ArraySource | ImageSource:
+    """One domain from an npz, a .mat, a folder of .mat or parquet files, or an image tree."""
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return npz_source(path, name, card.class_at)
+    mats = [path] if path.is_file() else sorted(path.glob("*.mat"))
+    if mats := [p for p in mats if "extra" not in p.stem]:  # SVHN's half million easy ones
+        return mat_source(mats, name, card.class_names, card.class_of)
+    if parquet_files(path):
+        hub = next((h for h in card.hub if h.name == name), Hub("", name))
+        (only,) = load_hub(path, image=hub.image, label=hub.label, domain=None, name=name)
+        return _renamed(card, only)
+    return tree_source(path, name, card.class_of)
+
+
+def _checked(card: Card, found: Found, where: str) -> Found:
+    """Refuse a source that lacks a domain, or has none."""
+    have = [source.name for source in found.sources]
+    missing = [name for name in card.needed if name not in have]
+    if not have:
+        hint = f"{found.notes[0]}; " if found.notes else ""
+        wanted = f" (domains {', '.join(missing)})" if missing else ""
+        raise DataError(
+            f"{where} has no domain{wanted}; {hint}expected <domain>/<class>/*"
+            f"({', '.join(SUFFIXES)}), <domain>.npz, or csv or parquet files"
+        )
+    if missing:
+        raise DataError(
+            f"the source of {card.name!r} has no domain {', '.join(missing)}; it has "
+            f"{', '.join(have)}; add it as <domain>/<class>/*.jpg, <domain>.npz or <domain>/*.mat"
+        )
+    found.sources = [s for s in found.sources if not card.needed or s.name in card.needed]
+    return found

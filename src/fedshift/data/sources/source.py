@@ -1,0 +1,72 @@
+"""What every reader hands over: a domain, where its rows come from, what was left out and why."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedshift.base import seeds
+from fedshift.data.samples import Domain
+
+Array = NDArray[Any]
+
+
+TEST_SHARE = 0.2  # where the source marks no test rows
+
+
+@dataclass(frozen=True)
+class Read:
+    """One domain as it was read, where its rows come from, and what was left out and why."""
+
+    domain: Domain
+    ids: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """One domain that can be read; listing its classes is cheap, reading it is not."""
+
+    @property
+    def name(self) -> str:
+        """Name of the domain."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that occur."""
+
+    def read(self, classes: Sequence[str], size: int | None) -> Read:
+        """The rows of the given classes, labelled by their order; images resized to ``size``."""
+
+
+def assemble(name: str, x: Array, y: Array, split: Array | None, classes: Sequence[str]) -> Domain:
+    """A domain; where no row is marked for testing, a fifth of each class is drawn for it."""
+    if split is None or not (split == 2).any():
+        split = draw_test(x, y, name)
+    inputs = torch.from_numpy(np.ascontiguousarray(x))
+    labels, marks = torch.from_numpy(y.astype(np.int64)), torch.from_numpy(split.astype(np.uint8))
+    return Domain(name, inputs, labels, marks, tuple(classes))
+
+
+def content(x: Array) -> list[bytes]:
+    """A hash per row: equal inputs have equal hashes."""
+    return [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in x]
+
+
+def draw_test(x: Array, y: Array, name: str) -> Array:
+    """Marks of a stratified draw, the same for the same data; duplicates stay on one side."""
+    _, group = np.unique(np.array(content(x), dtype="S12"), return_inverse=True)
+    split = np.zeros(len(y), dtype=np.uint8)
+    for label in np.unique(y):
+        mine = y == label
+        need = round(TEST_SHARE * mine.sum()) - (split[mine] == 2).sum()
+        groups, sizes = np.unique(group[mine & (split == 0)], return_counts=True)
+        order = seeds.numpy("test split", name, label).permutation(len(groups))
+        before = sizes[order].cumsum() - sizes[order]
+        split[np.isin(group, groups[order][before < need])] = 2
+    return split

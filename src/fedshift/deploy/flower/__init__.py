@@ -1,0 +1,1 @@
+"""All of deployment that touches Flower: its daemons, its apps, its control interface."""

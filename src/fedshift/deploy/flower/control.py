@@ -1,0 +1,153 @@
+"""Commands to a running SuperLink from its own machine: register sites, start and watch runs."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedshift.base.errors import RunError
+from fedshift.base.version import __version__
+from fedshift.deploy.credentials import PublicKey
+from fedshift.deploy.folders import ServerPlace, read_server
+
+BUNDLE = {  # Flower runs nothing without a bundle; ours holds three lines
+    "pyproject.toml": f"""\
+[project]
+name = "fedshift-deployed"
+version = "{__version__}"
+description = "Runs the fedshift that is installed"
+license = {{ text = "Apache-2.0" }}
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedshift"
+
+[tool.flwr.app.components]
+serverapp = "fedshift_deployed:server"
+clientapp = "fedshift_deployed:client"
+
+[tool.flwr.app.config]
+run = ""
+""",
+    "fedshift_deployed.py": """\
+\"\"\"The apps of the fedshift that is installed.\"\"\"
+
+from fedshift.deploy.flower.apps import client, server
+
+__all__ = ["client", "server"]
+""",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered site as the SuperLink sees it."""
+
+    id: int
+    site: str
+    status: str  # registered (never seen), online, offline
+    key: bytes
+
+
+class Control:
+    """An open line to the SuperLink of a server folder."""
+
+    def __init__(self, place: ServerPlace) -> None:
+        self.place = place
+        self._client = ControlHttpClient.from_server_address(
+            read_server(place.root).local_address,
+            insecure=False,
+            root_certificates=place.ca.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def register(self, key: PublicKey) -> None:
+        """Let a site in."""
+        with self._told():
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key.pem, name=key.site))
+
+    def unregister(self, node: Node) -> None:
+        """Let a site in no more."""
+        with self._told():
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
+
+    def nodes(self) -> dict[str, Node]:
+        """Registered sites by id."""
+        with self._told():
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        nodes = [Node(n.node_id, n.name, n.status, n.public_key) for n in found]
+        return {n.site: n for n in nodes if n.status != "unregistered"}
+
+    def start(self, request: str) -> int:
+        """Start a run that reads its request from a file of the server; its number."""
+        with warnings.catch_warnings():  # of a library that Flower calls in an old way
+            warnings.simplefilter("ignore", DeprecationWarning)
+            blob, _ = build_fab_from_files({n: text.encode() for n, text in BUNDLE.items()})
+        config = user_config_to_proto({"run": request})
+        with self._told():
+            answer = self._client.StartRun(
+                StartRunRequest(
+                    fab=fab_to_proto(Fab(hashlib.sha256(blob).hexdigest(), blob, {})),
+                    override_config=config,
+                )
+            )
+        return int(answer.run_id)
+
+    def stop(self, run: int) -> None:
+        """End a run."""
+        with self._told():
+            self._client.StopRun(StopRunRequest(run_id=run))
+
+    def state(self, run: int) -> tuple[str, str]:
+        """How far a run is (pending, starting, running, finished) and what is to be told of it."""
+        with self._told():
+            found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict
+        if run not in found:
+            return "finished", "the server does not know this run any more"
+        status = run_from_proto(found[run]).status
+        return status.status, "" if status.sub_status == "completed" else status.details
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            found = FlowerError.from_json(error.response.text)
+            raise RunError(f"Flower refused: {found.message if found else error}") from None
+        except httpx.HTTPError:
+            raise RunError(
+                f"the server of {self.place.root} does not answer; run "
+                f"`fedshift server start {self.place.root}`, then this command again"
+            ) from None

@@ -1,0 +1,80 @@
+"""From a configuration to the two things that train: the net, and a worker that plays visits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedshift.base import seeds
+from fedshift.base.errors import UnknownNameError
+from fedshift.core.config import RunConfig
+from fedshift.core.method import Method
+from fedshift.core.net import Net
+from fedshift.core.registry import BACKBONES
+from fedshift.core.scenario import Scenario
+from fedshift.core.server import Policy
+from fedshift.core.state import StateStore
+from fedshift.data.federation import Federation
+from fedshift.data.samples import Samples
+from fedshift.engine.compute import Compute
+from fedshift.engine.federation import public_samples
+from fedshift.engine.visit import Worker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a transport needs to open workers, here or in other processes."""
+
+    config: RunConfig
+    method: Method
+    federation: Federation
+    store: StateStore
+    workers: int = 1
+    policy: Policy = field(default_factory=Policy)  # its timeout is for transports that have one
+    compute: Compute = field(default_factory=Compute)  # without auto
+
+    def worker(self, net: Net | None = None) -> Worker:
+        """A worker of this process, around ``net`` or one of its own."""
+        place, compute = self.config.scenario, self.compute
+        federation = self.federation.to(compute.device)
+        net = compute.place(net or build_net(self.config, self.method, federation))
+        if compute.compile:
+            net.compile()
+        return Worker(
+            self.method,
+            place,
+            self.config.seed,
+            net,
+            federation.sites,
+            self.store,
+            granted(federation, place, "client"),
+            self.config.label,
+        )
+
+
+def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
+    """The backbone extended by the method's parts: the same weights wherever it is built."""
+    place = config.scenario
+    backbone = BACKBONES.get(place.backbone)
+    for option in place.backbone_options:
+        if option not in backbone.options:
+            raise UnknownNameError.of(
+                f"option of backbone {backbone.name!r}", option, backbone.options
+            )
+    classes = len(federation.classes)
+    with seeds.fork(config.seed, "init"):
+        net = backbone.build(federation.shape, classes, **place.backbone_options)
+    for part in method.parts:
+        with seeds.fork(config.seed, "build", part.name):
+            part.build(net)
+    return net
+
+
+def granted(federation: Federation, place: Scenario, side: str) -> dict[str, Samples]:
+    """Data that the scenario lets a side see beside its own: the target's inputs, a public set."""
+    out = {}
+    name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
+    if name in place.grants and federation.unseen is not None:
+        out[name] = federation.unseen.inputs
+    if "public_set" in place.grants and place.public is not None:
+        out["public_set"] = public_samples(place, federation.shape)
+    return out

@@ -1,0 +1,81 @@
+"""From a scenario and a seed to sites with data: who holds what, who is scored on what."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor
+
+from fedshift.base.errors import DataError, UnknownNameError
+from fedshift.core.scenario import Scenario
+from fedshift.data.dealing.holdings import Table, table
+from fedshift.data.dealing.partitions import deal
+from fedshift.data.dealing.splits import apply_split
+from fedshift.data.federation import Federation, site, whole
+from fedshift.data.library.loaded import load
+from fedshift.data.samples import Domain, Samples, union
+
+
+def federate(scenario: Scenario, seed: int) -> Federation:
+    """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""
+    stores, codes = split_domains(scenario, seed)
+    domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
+    trained = {name: stores[name] for name in scenario.domains}
+    shares = deal(scenario.partition, trained, codes, seed)
+    first = next(iter(stores.values()))
+    return Federation(
+        {share.client: site(share, domains) for share in shares},
+        {name: domains[name] for name in scenario.domains},
+        domains[scenario.unseen] if scenario.unseen else None,
+        first.classes,
+        first.shape,
+    )
+
+
+def holdings(scenario: Scenario, seed: int) -> Table:
+    """How many training rows of each domain and class each client holds."""
+    stores, codes = split_domains(scenario, seed)
+    trained = {name: stores[name] for name in scenario.domains}
+    return table(deal(scenario.partition, trained, codes, seed), trained)
+
+
+def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
+    """The scenario's domains, the unseen one last, and the split code of each of their rows."""
+    stores = load(scenario.data, options_of(scenario))
+    rules = dict.fromkeys(scenario.domains, scenario.split)
+    if scenario.unseen:
+        rules[scenario.unseen] = scenario.unseen_split or scenario.split
+    for name in rules:
+        if name not in stores:
+            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
+    codes = {name: apply_split(rule, stores[name], seed) for name, rule in rules.items()}
+    if scenario.partition.same_rows:
+        codes |= dict.fromkeys(scenario.domains, codes[scenario.domains[0]])
+    return {name: stores[name] for name in rules}, codes
+
+
+def options_of(scenario: Scenario) -> str:
+    """The data's options as :func:`load` takes them."""
+    return json.dumps(scenario.data_options, sort_keys=True)
+
+
+def stored(scenario: Scenario) -> dict[str, Domain]:
+    """The domains that the scenario uses, whole."""
+    stores = load(scenario.data, options_of(scenario))
+    names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
+    return {name: stores[name] for name in names}
+
+
+def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:
+    """Every input of the scenario's public data set, without labels, in the clients' shape."""
+    assert scenario.public is not None
+    stores = load(scenario.public)
+    first = next(iter(stores.values()))
+    if first.shape != shape:
+        raise DataError(
+            f"public set {scenario.public!r} has inputs of shape {first.shape}, the clients of "
+            f"{shape}; take one of the same shape"
+        )
+    inputs = [Samples(d.x, d.y, torch.arange(len(d.y)), scenario.pixels) for d in stores.values()]
+    return union(inputs).unlabelled()

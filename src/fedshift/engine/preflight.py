@@ -1,0 +1,194 @@
+"""Everything that can be known to fail before round 0, said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift.base.errors import ConfigError, DataError, GrantError
+from fedshift.core.aggregate import ByExamples, Mean, Uniform
+from fedshift.core.component import RESOURCES, Declares
+from fedshift.core.method import Method, Part
+from fedshift.core.net import Net, Scope
+from fedshift.core.scenario import Scenario
+from fedshift.core.server import Policy, Server
+from fedshift.data.federation import Federation
+
+
+def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
+    """Every declared need against what the scenario grants."""
+    size = scenario.cohort_size(clients)
+    for item in method.declared:
+        _check_target(item, scenario)
+        for need in sorted(item.needs - set(scenario.grants)):
+            unnamed = need == "public_set" and scenario.public is None
+            raise GrantError(
+                f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
+                f"grant; add --grant {need}"
+                + (" and name one with --set scenario.public=DATASET" if unnamed else "")
+            )
+        _check_present(item, scenario)
+        if item.needs_full_participation and size < clients:
+            raise ConfigError(
+                f"{item.name} needs every client in every round, but {size} of {clients} are "
+                "sampled; leave out --clients-per-round"
+            )
+        if clients < item.min_clients:
+            raise ConfigError(
+                f"{item.name} compares clients and needs at least {item.min_clients}, but scenario "
+                f"{scenario.name!r} has {clients}; give it more domains, or another partition"
+            )
+        _check_optimiser(item, scenario)
+
+
+def check_policy(method: Method, policy: Policy) -> None:
+    """Rounds that may go on without a client against parts that cannot."""
+    if policy.on_loss != "skip":
+        return
+    for item in method.declared:
+        if item.needs_full_participation:
+            raise ConfigError(
+                f"{item.name} needs every client in every round, and on_loss=skip goes on without "
+                "those that are lost; use --on-loss wait or fail"
+            )
+        if policy.min_sites < item.min_clients:
+            raise ConfigError(
+                f"{item.name} compares clients and needs at least {item.min_clients}, but with "
+                f"on_loss=skip {policy.min_sites} may be left; add --min-sites {item.min_clients}"
+            )
+
+
+def _check_target(item: Declares, scenario: Scenario) -> None:
+    """A target domain first: its grant alone would not help."""
+    target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
+    if target and scenario.unseen is None:
+        grants = "".join(f" --grant {need}" for need in sorted(target - set(scenario.grants)))
+        raise ConfigError(
+            f"{item.name} needs a target domain, and scenario {scenario.name!r} has none; name one "
+            f"with --set scenario.unseen=DOMAIN{grants}"
+        )
+
+
+def _check_present(item: Declares, scenario: Scenario) -> None:
+    """What is granted has to exist as well."""
+    if "public_set" in item.needs and scenario.public is None:
+        raise ConfigError(
+            f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "
+            "one with --set scenario.public=DATASET"
+        )
+
+
+def _check_optimiser(item: Declares, scenario: Scenario) -> None:
+    kind = scenario.optimiser_kind
+    if item.optimisers is None or kind in item.optimisers or "any_optimiser" in scenario.grants:
+        return
+    raise ConfigError(
+        f"{item.name} holds for {' or '.join(sorted(item.optimisers))}, not for {kind}; change the "
+        "optimiser, or add --grant any_optimiser to try it all the same"
+    )
+
+
+def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
+    """No empty client, no single sample under BatchNorm, something to select on."""
+    normalised = any(isinstance(m, _BatchNorm) for m in net.modules())
+    if normalised and scenario.batch_size == 1:
+        raise ConfigError(
+            "batch_size is 1 and the backbone has BatchNorm, which needs 2; raise it, or use "
+            "a backbone with norm=group"
+        )
+    for site in federation.sites.values():
+        n = len(site.data.train)
+        if n == 0:
+            raise DataError(f"client {site.id} has no training samples; drop it or give it some")
+        if n == 1 and normalised:
+            raise DataError(
+                f"client {site.id} has 1 training sample and the backbone has BatchNorm, which "
+                "needs 2; give it more, or use a backbone with norm=group"
+            )
+        if len(site.data.test) == 0 and {"personal", "global"} & set(scenario.protocols):
+            raise DataError(
+                f"client {site.id} has no test samples; there is nothing to score; change split"
+            )
+        if scenario.selection == "validation" and len(site.data.val) == 0:
+            raise DataError(
+                f"client {site.id} has no validation samples; give it some or set selection=last"
+            )
+        _check_labels(site.id, site.data.train.labels.tolist(), len(federation.classes))
+
+
+def _check_labels(client: str, labels: Iterable[int], classes: int) -> None:
+    odd = sorted({label for label in labels if not 0 <= label < classes})
+    if odd:
+        raise DataError(f"client {client} has label {odd[0]}; labels go from 0 to {classes - 1}")
+
+
+SENDING = ("enrol",)  # what training sends is looked at when it is sealed or vetted
+
+
+READING = ("merge", "personal")
+
+
+def check_protection(server: Server) -> None:
+    """Refuse by name whatever would leave a site beside what a part protects."""
+    guards = [part for part in server.method.parts if part.protects]
+    for guard in guards:
+        for reason in _objections(server, guard):
+            raise ConfigError(f"{guard.name} cannot be used here: {reason}; leave one of them out")
+        guard.require(server)
+    order = [part.conceals for part in guards]
+    if order != sorted(order):
+        last = next(part.name for part in guards if part.conceals)
+        raise ConfigError(f"{last} hides what the parts after it work on; write it last")
+
+
+def require_secret(method: Method) -> None:
+    """For real machines: refuse noise and keys that follow from a seed which others know."""
+    for part in method.parts:
+        if part.protects and getattr(part, "randomness", "system") != "system":
+            raise ConfigError(
+                f"{part.name} draws from the run's seed, which every machine knows; that is for "
+                f"simulation: write {part.name}[randomness=system]"
+            )
+
+
+def _objections(server: Server, guard: Part) -> Iterator[str]:
+    for item in server.method.declared:
+        if item is not guard and (item.needs_individual_updates or not item.protects):
+            yield from _beside(guard, item)
+    if guard.hides:
+        yield from _rule(server)
+    if server.keys(Scope.PERSONAL):
+        yield f"{min(server.keys(Scope.PERSONAL))} is personal and leaves the site by itself"
+    if server.scenario.newcomer == "mean":
+        yield "newcomer=mean makes the sites give their private entries away"
+    if guard.conceals and server.scenario.bn == "recompute":
+        yield "bn=recompute sends the statistics of single sites"
+
+
+def _beside(guard: Part, item: Declares) -> Iterator[str]:
+    """Another part, rule, weighting or optimiser."""
+    if item.shares:
+        yield f"{item.name} also sends {item.shares}, which it does not cover"
+    yield from _hooks(item, "sends more than the weights", SENDING)
+    if guard.hides:
+        if item.needs_individual_updates:
+            yield f"{item.name} needs single updates, and the method sees their mean only"
+        yield from _hooks(item, "reads single updates", READING)
+
+
+def _hooks(item: Declares, what: str, hooks: tuple[str, ...]) -> Iterator[str]:
+    for hook in hooks:
+        if isinstance(item, Part) and getattr(type(item), hook) is not getattr(Part, hook):
+            yield f"{item.name} {what} (its {hook!r})"
+
+
+def _rule(server: Server) -> Iterator[str]:
+    """The rule has to be a plain mean, and nobody may look at its terms."""
+    rule = server.method.aggregate
+    if type(rule) is not Mean:
+        yield f"{rule.name} is not a plain mean"
+    if rule.weights is not None and type(rule.weights) not in (ByExamples, Uniform):
+        yield f"{rule.weights.name} weighs single updates"
+    if server.scenario.analyses:
+        yield f"{server.scenario.analyses[0]} looks at single updates"

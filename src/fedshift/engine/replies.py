@@ -1,0 +1,273 @@
+"""A site that fails, hangs, leaves or answers nonsense: what the server does without it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fedshift.base.errors import RunError
+from fedshift.core.message import Broadcast, Lost, Update
+
+if TYPE_CHECKING:
+    from fedshift.core.server import Observer, Server, Transport
+import math
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedshift.base import tree
+from fedshift.base.tree import Tree
+from fedshift.core.net import Scope
+from fedshift.core.server import Policy
+
+if TYPE_CHECKING:
+    from fedshift.core.server import Server
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two tries, doubled each time
+
+
+def answers(
+    server: Server,
+    transport: Transport,
+    mail: Sequence[Broadcast],
+    observer: Observer,
+    *,
+    at_least: int | None = None,
+) -> Iterator[Update]:
+    """One checked update per message, in the order of the mail; losses by the server's policy."""
+    policy, retry = server.policy, Retry(server.policy)
+    due, held = deque(m.client for m in mail), Held(transport.borrows)
+    lost: dict[str, Lost] = {}
+    waiting = list(mail)
+    while waiting:
+        for reply in delivered(server, transport, waiting, observer):
+            if isinstance(reply, Lost):
+                lost[reply.client] = reply
+                if policy.on_loss == "fail":
+                    raise RunError(f"{told(reply)}; mend it and --resume, or see --on-loss")
+                if policy.on_loss == "skip":
+                    due.remove(reply.client)
+            else:
+                lost.pop(reply.client, None)
+                held.of[reply.client] = reply
+            while due and due[0] in held.of:
+                yield held.of.pop(due.popleft())
+            held.before_the_next()
+        waiting = [m for m in mail if m.client in lost and policy.on_loss == "wait"]
+        retry.pause([lost[m.client] for m in waiting])
+    wanted = min(policy.min_sites if at_least is None else at_least, len(mail))
+    if len(mail) - len(lost) < wanted:
+        raise RunError(
+            f"{len(mail) - len(lost)} of {len(mail)} sites answered, and min_sites is {wanted}; "
+            + "; ".join(map(told, lost.values()))
+        )
+
+
+class Held:
+    """Replies that wait for their turn, by client; copied before their memory is written again."""
+
+    def __init__(self, borrows: int) -> None:
+        self.of: dict[str, Update] = {}
+        self._borrows = borrows
+        self._left: dict[str, int] = {}  # how many more may be asked for
+
+    def before_the_next(self) -> None:
+        """Another reply is going to be asked for."""
+        for client in self.of if self._borrows else ():
+            self._left[client] = self._left.get(client, self._borrows) - 1
+            if self._left[client] == 0:
+                self.of[client] = self.of[client].own()
+
+
+def told(lost: Lost) -> str:
+    """Who was lost where and why, in one line."""
+    return f"round {lost.round}, {lost.task}: client {lost.client} is lost: {lost.reason}"
+
+
+def delivered(
+    server: Server, transport: Transport, mail: Sequence[Broadcast], observer: Observer
+) -> Iterator[Update | Lost]:
+    """The reply to every message, checked; a bad one and none at all are losses too."""
+    asked = {message.client: message for message in mail}
+    for message in mail:
+        observer.sent(message)
+    for raw in transport.deliver(mail):
+        if isinstance(raw, Update):
+            observer.received(raw)
+        answered = asked.pop(raw.client, None)
+        reply = judged(server, answered, raw, examined=transport.examines)
+        if isinstance(reply, Lost):
+            observer.lost(reply)
+        if answered is not None:
+            yield reply
+    for silent in asked.values():
+        nothing = Lost(silent.client, silent.task, silent.round, "no answer")
+        observer.lost(nothing)
+        yield nothing
+
+
+def judged(
+    server: Server, asked: Broadcast | None, reply: Update | Lost, *, examined: bool = False
+) -> Update | Lost:
+    """The reply itself, or a loss if it is refused."""
+    if isinstance(reply, Lost):
+        return reply
+    reason = "nobody asked for it"
+    if asked:
+        reason = objection(server, asked, reply, examined=examined)
+    if not reason:
+        return reply
+    task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)
+    return Lost(reply.client, task, round_, f"update refused: {reason}")
+
+
+def riders(
+    server: Server, mail: Sequence[Broadcast], replies: Sequence[Update], observer: Observer
+) -> list[Update]:
+    """Replies to mail that rode with other mail, checked; a loss there ends or leaves the run."""
+    asked = {(message.client, message.task): message for message in mail}
+    for message in mail:
+        observer.sent(message)
+    found: list[Update | Lost] = []
+    for raw in replies:
+        observer.received(raw)
+        found.append(judged(server, asked.pop((raw.client, raw.task), None), raw))
+    found += [Lost(m.client, m.task, m.round, "no answer") for m in asked.values()]
+    for lost in [reply for reply in found if isinstance(reply, Lost)]:
+        observer.lost(lost)
+        if server.policy.on_loss != "skip":
+            raise RunError(f"{told(lost)}; mend it and --resume, or see --on-loss")
+    return [reply for reply in found if isinstance(reply, Update)]
+
+
+class Retry:
+    """Pauses between two tries, until the policy's time is over."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.timeout, self.seconds = policy.timeout or 0.0, FIRST_PAUSE
+        self.began = time.monotonic()
+
+    def pause(self, lost: Sequence[Lost]) -> None:
+        """Sleep before the next try, or raise if there is no time for one."""
+        if not lost:
+            return
+        if time.monotonic() - self.began + self.seconds > self.timeout:
+            names = "; ".join(map(told, lost))
+            raise RunError(f"waited {self.timeout:g} s in vain; {names}; mend it and --resume")
+        time.sleep(self.seconds)
+        self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
+
+
+SLACK = 16 * 2**20  # bytes beyond four times the model
+
+
+COUNTED = [f"{split}/{key}" for split in ("val", "test") for key in ("right", "count", "loss")]
+
+
+def objection(server: Server, asked: Broadcast, update: Update, *, examined: bool = False) -> str:
+    """The first reason to refuse ``update``, empty if there is none; looks at each tensor once.
+
+    Entries of a model that our own worker has ``examined`` are known to be finite.
+    """
+    sections = ("payload",) if examined else update.SECTIONS
+    return (
+        _wrong_address(asked, update)
+        or _wrong_scalars(server, update)
+        or _too_large(server, update)
+        or _wrong_entries(server, "shared", update.shared, uploaded(server, update.task))
+        or _wrong_entries(server, "personal", update.personal, own(server, update.task))
+        or _wrong_payload(server, update)
+        or _not_finite({k: v for s in sections for k, v in getattr(update, s).items()})
+        or next(filter(None, (part.vet(server, update) for part in server.method.parts)), "")
+    )
+
+
+def uploaded(server: Server, task: str) -> Set[str]:
+    """Shared entries that the reply to a task holds."""
+    statistics = server.statistics
+    if task == "statistics":
+        return statistics
+    if task != "train" or any(part.conceals for part in server.method.parts):
+        return set()
+    return server.shared.keys() - (statistics if server.scenario.bn == "recompute" else set())
+
+
+def own(server: Server, task: str) -> Set[str]:
+    """Entries of the client's own that the reply to a task holds."""
+    scope = {"train": Scope.PERSONAL, "donate": Scope.PRIVATE}.get(task)
+    return set() if scope is None else server.keys(scope)
+
+
+def _wrong_address(asked: Broadcast, update: Update) -> str:
+    if (update.task, update.round) == (asked.task, asked.round):
+        return ""
+    return (
+        f"it answers {update.task!r} of round {update.round}, not {asked.task!r} of round "
+        f"{asked.round}"
+    )
+
+
+def _wrong_scalars(server: Server, update: Update) -> str:
+    for name, low in (("examples", 1), ("steps", 0)):
+        value = getattr(update, name)
+        if type(value) is not int or value < low:
+            return f"{name} is {value!r}, not a whole number from {low} on"
+    enrolled = server.roster.get(update.client)
+    if enrolled and enrolled.examples != update.examples and update.task != "enrol":
+        return f"examples is {update.examples}, but it enrolled with {enrolled.examples}"
+    for name in COUNTED if update.task in ("score", "assess") else ():
+        if name not in update.metrics:
+            return f"metric {name} is missing"
+    for name, number in update.metrics.items():
+        if type(number) not in (int, float) or not math.isfinite(number):
+            return f"metric {name} is {number!r}, not a finite number"
+    return ""
+
+
+def _too_large(server: Server, update: Update) -> str:
+    limit = server.policy.max_bytes or 4 * server.nbytes + SLACK
+    size = sum(tree.nbytes(getattr(update, section)) for section in update.SECTIONS)
+    return f"it has {size} bytes, and max_bytes is {limit}" if size > limit else ""
+
+
+def _wrong_entries(
+    server: Server, section: str, found: Mapping[str, Tensor], expected: Set[str]
+) -> str:
+    if found.keys() != expected:
+        missing, odd = sorted(expected - found.keys()), sorted(found.keys() - expected)
+        many = f"{len(missing)} missing and {len(odd)} unexpected {section} entries"
+        return f"{many}, such as {(missing + odd)[0]}"
+    for key, value in found.items():
+        model = server.initial[key]
+        if value.shape != model.shape:
+            return f"{key} has shape {tuple(value.shape)}, not {tuple(model.shape)}"
+        if value.dtype is not model.dtype:
+            return f"{key} is {value.dtype}, not {model.dtype}"
+    return ""
+
+
+def _wrong_payload(server: Server, update: Update) -> str:
+    if update.payload and update.task not in ("enrol", "train", "talk"):
+        return f"{update.task!r} has no payload, but {next(iter(update.payload))} is there"
+    known = {part.name for part in server.method.parts}
+    for key in update.payload:
+        owner, _, name = key.partition("/")
+        if owner not in known or not name:
+            return f"payload {key!r} belongs to no part of the method"
+    return ""
+
+
+def _not_finite(entries: Tree) -> str:
+    floats = {key: value for key, value in entries.items() if value.is_floating_point()}
+    if not floats:
+        return ""
+    # One fused pass. It may overflow where every value is finite: then look at each.
+    if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
+        return ""
+    bad = next((k for k, v in floats.items() if not bool(v.isfinite().all())), "")
+    return f"{bad} has a value that is not finite" if bad else ""

@@ -1,0 +1,215 @@
+"""Methods x scenarios x seeds: skips what is done, survives what fails, runs side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedshift.base.errors import DivergedError, RunError
+from fedshift.base.process import cores
+from fedshift.core.config import RunConfig, configure
+from fedshift.core.message import Lost, Update
+from fedshift.core.method import Method
+from fedshift.core.scenario import Scenario
+from fedshift.engine.federation import federate
+from fedshift.engine.preflight import check_needs
+from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
+from fedshift.experiment.listener import Listener
+from fedshift.experiment.run import execute, load_result
+from fedshift.experiment.scenario import find_scenario
+from fedshift.experiment.session import Options
+from fedshift.report.results import Comparison, Failure, RunResult
+from fedshift.runs.record import Row
+
+Watch = Callable[[RunConfig], Listener]  # a listener for each run
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to play, or to read if it is done."""
+
+    config: RunConfig
+    method: Method
+    path: Path | None
+
+
+def compare(
+    methods: Sequence[str | Method],
+    scenarios: Sequence[str | Scenario] = ("digits",),
+    *,
+    seeds: Sequence[int] = (0,),
+    out: Path | str | None = None,
+    workers: int | None = None,
+    watch: Watch | None = None,
+    **changes: Any,
+) -> Comparison:
+    """Train every method in every scenario with every seed, and put the results side by side.
+
+    Args:
+        methods: expressions such as ``"fedprox[mu=0.1]"`` or ``"fedavg + mixup"``, or methods.
+        scenarios: names or scenarios.
+        seeds: one run each.
+        out: folder of run directories; runs that are finished there are not played again, those
+            that are not are continued.
+        workers: processes; None takes one per core. Several runs are played side by side, one
+            process each; a single run has its clients visited by that many.
+        watch: makes a listener for each run.
+        **changes: other values of the scenarios, ``rounds=10``.
+    """
+    jobs = plan(methods, [find_scenario(s, **changes) for s in scenarios], seeds, out)
+    watch = watch or (lambda _: Listener())
+    count = workers or cores()
+    play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
+    found: dict[str, RunResult | Failure] = {}
+    for job, outcome in play(jobs, watch, count):
+        found[job.config.name] = outcome
+    ordered = [found[job.config.name] for job in jobs]
+    return Comparison(
+        [r for r in ordered if isinstance(r, RunResult)],
+        [r for r in ordered if isinstance(r, Failure)],
+        Path(out) if out is not None else None,
+    )
+
+
+def plan(
+    methods: Sequence[str | Method],
+    scenarios: Sequence[Scenario],
+    seeds: Sequence[int],
+    out: Path | str | None,
+) -> list[Job]:
+    """All runs, each checked before the first one starts; equal runs appear once."""
+    jobs: dict[str, Job] = {}
+    for place in scenarios:
+        clients = len(federate(place, seeds[0]).sites)
+        for method in methods:
+            for seed in seeds:
+                config, whole = configure(method, place, seed=seed)
+                check_needs(whole, place, clients)
+                path = Path(out) / config.name if out is not None else None
+                jobs.setdefault(config.name, Job(config, whole, path))
+    return list(jobs.values())
+
+
+def read_comparison(out: Path) -> Comparison:
+    """All finished runs below a folder, in the order they were begun."""
+    found = sorted(out.glob("*/config.json"), key=lambda file: file.stat().st_mtime_ns)
+    found = [file for file in found if (file.parent / "summary.json").exists()]
+    if not found:
+        raise RunError(f"{out} holds no finished run; fedshift compare --out {out} would make some")
+    return Comparison([load_result(file.parent) for file in found], [], out)
+
+
+def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
+    """Play one run; divergence is a result of a comparison, not its end."""
+    options = Options(resume=True, transport="auto", listener=listener, workers=workers)
+    try:
+        return execute(job.config, job.method, job.path, options)
+    except DivergedError as error:
+        return Failure(job.config, str(error))
+
+
+def _one_by_one(
+    jobs: Sequence[Job], watch: Watch, workers: int
+) -> Iterator[tuple[Job, RunResult | Failure]]:
+    for job in jobs:
+        yield job, _attempt(job, watch(job.config), workers)
+
+
+def _side_by_side(
+    jobs: Sequence[Job], watch: Watch, workers: int
+) -> Iterator[tuple[Job, RunResult | Failure]]:
+    """Whole runs in processes of one thread each; what they report is heard here."""
+    end_if_repeated()
+    needed = needs_script(jobs)
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[Any] = context.Queue()
+    listeners = {job.config.name: watch(job.config) for job in jobs}
+    with (
+        _relay(queue, listeners),
+        ProcessPoolExecutor(min(workers, len(jobs)), context, _set_up, (queue,)) as pool,
+    ):
+        with without_script(unless=needed):
+            futures: dict[Future[RunResult | Failure], Job] = {
+                pool.submit(_attempt_remotely, job): job for job in jobs
+            }
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:
+                why = why_ended(needed_script=needed)
+                raise RunError(f"a process of the comparison ended; {why}") from None
+
+
+@contextmanager
+def _relay(queue: Queue[Any], listeners: dict[str, Listener]) -> Iterator[None]:
+    """Hand messages from the processes to the listeners here."""
+
+    def pump() -> None:
+        while (item := queue.get()) is not None:
+            name, hook, args = item
+            getattr(listeners[name], hook)(*args)
+
+    thread = threading.Thread(target=pump, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        queue.put(None)
+        thread.join()
+
+
+_QUEUE: Queue[Any] | None = None  # of this worker process, set once when it starts
+
+
+def _set_up(queue: Queue[Any]) -> None:
+    """A worker process begins."""
+    global _QUEUE  # noqa: PLW0603  an executor hands a process its queue only this way
+    _QUEUE = queue
+    torch.set_num_threads(1)
+
+
+def _attempt_remotely(job: Job) -> RunResult | Failure:
+    """In a worker process."""
+    return _attempt(job, Speaker(job.config.name))
+
+
+class Speaker(Listener):
+    """Sends what it hears to the parent process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _say(self, hook: str, *args: Any) -> None:
+        if _QUEUE is not None:
+            _QUEUE.put((self.name, hook, args))
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """Before the first round that is played."""
+        self._say("started", config, clients, first_round)
+
+    def replied(self, update: Update) -> None:
+        """A client has answered; its tensors stay here."""
+        short = Update(update.client, update.task, update.round, metrics=update.metrics)
+        self._say("replied", short)
+
+    def lost(self, lost: Lost) -> None:
+        """A client has not answered, or its answer was refused."""
+        self._say("lost", lost)
+
+    def round_done(self, row: Row) -> None:
+        """A round is on disk."""
+        self._say("round_done", row)
+
+    def finished(self, result: RunResult) -> None:
+        """The summary is on disk."""
+        self._say("finished", result)

@@ -1,0 +1,97 @@
+"""The scenario that somebody asks for: a name, a scale, other values.
+
+``find_scenario`` is for Python, ``scenario_from`` for words (command lines, run files, Flower
+apps), where values are text and reach into nested options by ``partition.alpha=0.1``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedshift.base.errors import ConfigError
+from fedshift.base.settings import parse_settings
+from fedshift.core.registry import SCENARIOS
+from fedshift.core.scenario import Scenario
+from fedshift.data.dealing.splits import Random
+from fedshift.data.library.loaded import datasets, load
+
+
+def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
+    """A scenario by name, with other values where given (None leaves a value alone).
+
+    ``scale`` is ``laptop`` (default) or ``paper``, for the scenarios of papers. A dataset's name is
+    a scenario too: one client per domain.
+    """
+    base = name if isinstance(name, Scenario) else named_scenario(name, scale)
+    return base.change(**{k: v for k, v in changes.items() if v is not None})
+
+
+def named_scenario(name: str, scale: str | None) -> Scenario:
+    """A registered scenario, or the plain one of a dataset: one client per domain, 80/10/10."""
+    if name not in SCENARIOS.entries() and name in datasets():
+        stores = load(name)
+        images = next(iter(stores.values())).x.dim() == 4
+        return Scenario(
+            name=name,
+            data=name,
+            domains=tuple(stores),
+            split=Random(),
+            backbone="cnn" if images else "mlp",
+        )
+    entry = SCENARIOS.get(name)
+    if scale and "scale" not in entry.options:
+        raise ConfigError(f"scenario {name!r} comes in one scale; leave out --scale {scale}")
+    return entry.build(**({"scale": scale} if scale else {}))
+
+
+def split_settings(
+    items: list[str] | None, **options: Any
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """``--set`` values: those of the method, and changes of the scenario.
+
+    ``options`` are changes that have an option of their own; one that is None was not given, while
+    ``--set scenario.KEY=none`` takes a value away.
+    """
+    own: dict[str, str] = {}
+    changes: dict[str, Any] = {}
+    for key, value in parse_settings(items or []).items():
+        owner, _, name = key.partition(".")
+        if owner == "scenario":
+            changes[name] = None if value.lower() == "none" else value
+        elif owner in ("backbone", "data"):
+            changes.setdefault(f"{owner}_options", {})[name] = number_or_text(value)
+        else:
+            own[key] = value
+    return own, changes | {k: v for k, v in options.items() if v is not None}
+
+
+def number_or_text(value: str) -> int | float | str:
+    """An option of a backbone or a dataset has no declared type on the command line."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def placed(
+    name: str | Scenario, scale: str | None, grants: list[str] | None, changes: dict[str, Any]
+) -> Scenario:
+    """The scenario of a command line."""
+    if scale not in (None, "laptop", "paper"):
+        raise ConfigError(f"--scale is {scale!r}; it takes laptop or paper")
+    base = find_scenario(name, scale=scale)
+    given = dict(changes)
+    if grants:
+        given["grants"] = tuple(dict.fromkeys((*base.grants, *grants)))
+    for key in ("backbone_options", "data_options"):
+        if key in given:
+            given[key] = getattr(base, key) | given[key]
+    for key in [k for k in given if "." in k]:
+        owner, _, part = key.partition(".")
+        if owner not in ("partition", "split", "unseen_split"):
+            raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{part}?")
+        old = getattr(base, owner)
+        given[owner] = given.get(owner, old.model_dump() if old else {}) | {part: given.pop(key)}
+    return base.change(**given)

@@ -1,0 +1,240 @@
+"""A run under way: everything up to round 1, then round after round, each on disk before the next.
+
+``experiment.run`` prepares and plays sessions; the contract suite and deployments advance them
+round by round. What a round computes is not decided here but in ``engine.round``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from fedshift.base.process import cores
+from fedshift.base.tree import Tree
+from fedshift.core.config import RunConfig
+from fedshift.core.message import Broadcast, Update
+from fedshift.core.method import Method
+from fedshift.core.server import Policy, Server, Transport
+from fedshift.data.federation import Federation
+from fedshift.engine.build import Plan, build_net, granted
+from fedshift.engine.compute import Compute
+from fedshift.engine.federation import federate
+from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
+from fedshift.engine.replies import riders
+from fedshift.engine.round import enrol, open_server, play_round
+from fedshift.evaluate.group_effect import group_effect
+from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.experiment.listener import Listener
+from fedshift.report.results import RunResult
+from fedshift.runs.record import Record, Row, read_compute
+from fedshift.runs.summary import comparable, summarise
+from fedshift.transports import TRANSPORTS
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is played; none of it moves a number as long as every site answers."""
+
+    resume: bool = False
+    transport: str | Callable[[Plan], Transport] = "inprocess"  # a name, or what opens one
+    listener: Listener = field(default_factory=Listener)
+    workers: int | None = None  # of the pool; None: one per core
+    policy: Policy = field(default_factory=Policy)  # what to do when a site is lost
+    compute: Compute = field(default_factory=Compute)
+
+
+@runtime_checkable
+class Encloses(Protocol):
+    """A transport whose letters cost more than what they carry: scoring rides with training."""
+
+    def enclose(self, mail: Sequence[Broadcast]) -> None:
+        """Put messages to the next training mail of their clients."""
+        ...
+
+    def enclosed(self) -> list[Update]:
+        """The replies to them, once the training mail is answered."""
+        ...
+
+
+@dataclass
+class Session:
+    """A run under way: both sides, the mail between them, and its record."""
+
+    server: Server
+    transport: Transport
+    federation: Federation
+    record: Record
+    listener: Listener
+
+    def advance(self) -> Row:
+        """Play and commit one round; evaluates when the scenario says so.
+
+        Where scoring rides with training, the sites score a round's model when they receive it in
+        the next one; the row is in the metrics from then on.
+        """
+        server, place = self.server, self.server.scenario
+        began = time.perf_counter()
+        updates = self._play()
+        row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        if promises := guarantees(server, self.record):
+            row["privacy"] = promises
+        row["seconds"] = time.perf_counter() - began
+        rides = False
+        if server.round % place.evaluate_every == 0 or server.round == place.rounds:
+            rides = self._rides()
+            score = at_server if rides else evaluate
+            scored = score(server, self.transport, self.federation, self.record)
+            row["scores"] = as_json(scored)
+            if "group-effect" in place.analyses:
+                row["group-effect"] = group_effect(server, updates, self.federation)
+            if missing := self.record.unscored(server.round):
+                row["unscored"] = missing
+        row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
+        if rides:
+            self.record.postpone(server, row)
+        else:
+            keep_best(server.shared, self.record, row)
+            self.record.commit(server, row)
+        return row
+
+    def _rides(self) -> bool:
+        """Whether the sites' share of this round's scoring goes with the next round's training."""
+        last = self.server.round == self.server.scenario.rounds
+        return isinstance(self.transport, Encloses) and bool(at_sites(self.server)) and not last
+
+    def _play(self) -> list[Update]:
+        """One round; scoring that is due rides with it, and its row is completed."""
+        server, record, row = self.server, self.record, self.record.pending
+        if row is None or not isinstance(self.transport, Encloses):
+            return play_round(server, self.transport, record)
+        tasks, model = at_sites(server), server.shared
+        mail = [server.mail(task, c) for c in sorted(server.roster) for task in tasks.values()]
+        self.transport.enclose(mail)
+        updates = play_round(server, self.transport, record)
+        answers = riders(server, mail, self.transport.enclosed(), record)
+        if missing := record.unscored(row["round"]):
+            row["unscored"] = missing
+        for name, task in tasks.items():
+            counted = personal([u for u in answers if u.task == task], self.federation)
+            row["scores"] |= as_json({name: counted})
+        order = [p for p in server.scenario.protocols if p in row["scores"]]
+        row["scores"] = {name: row["scores"][name] for name in order}
+        keep_best(model, record, row)
+        record.settle()
+        return updates
+
+
+def as_json(scored: Scored) -> Row:
+    """Scores as a row of the metrics holds them."""
+    return {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
+
+
+def prepare(
+    config: RunConfig,
+    method: Method,
+    path: Path | None = None,
+    options: Options | None = None,
+    federation: Federation | None = None,
+) -> Session:
+    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment.
+
+    ``federation`` is given where the data are elsewhere; the sites have checked them there.
+    """
+    options = options or Options()
+    place = config.scenario
+    known = federation or federate(place, config.seed)
+    check_needs(method, place, len(known.sites))
+    check_policy(method, options.policy)
+    net = build_net(config, method, known)
+    if federation is None:
+        check_data(known, place, net)
+    compute = (read_compute(path) or options.compute).decided(net, place.batch_size)
+    known, net = known.to(compute.device), compute.place(net)
+    record = Record(config, path, options.listener.replied, options.listener.lost)
+    record.create(compute)
+    resources = granted(known, place, "server")
+    server = open_server(method, place, config.seed, net, resources, record.personal)
+    server.sites, server.policy = tuple(known.sites), options.policy
+    check_protection(server)
+    workers = workers_for(options, server, known)
+    plan = Plan(config, method, known, record.store, workers, options.policy, compute)
+    transport = open_transport(options.transport, plan)
+    if not record.restore(server):
+        enrol(server, transport, known.sites, record)
+    return Session(server, transport, known, record, options.listener)
+
+
+def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
+    """The transport by name, or by what opens it; ``auto`` is a pool if it has two workers."""
+    if callable(which):
+        return which(plan)
+    best = "pool" if plan.workers > 1 else "inprocess"
+    return TRANSPORTS[best if which == "auto" else which](plan)
+
+
+def workers_for(options: Options, server: Server, federation: Federation) -> int:
+    """As many processes as asked for, or as there are cores, and no more than clients at a time."""
+    cohort = server.scenario.cohort_size(len(federation.sites))
+    return min(options.workers or cores(), cohort)
+
+
+def play(session: Session) -> RunResult:
+    """Rounds until the last, each committed before the next, then the summary."""
+    server, record, listener = session.server, session.record, session.listener
+    config = record.config
+    listener.started(config, len(server.roster), server.round + 1)
+    while server.round < config.scenario.rounds:
+        listener.round_done(session.advance())
+    summary = summarise(config, record.metrics, **_facts(server, record))
+    record.finish(server, summary)
+    result = RunResult(config, record.metrics, summary, record.path)
+    listener.finished(result)
+    return result
+
+
+def _facts(server: Server, record: Record) -> Row:
+    """What a summary says beside the numbers."""
+    return {
+        "clients": len(server.roster),
+        "parameters": sum(p.numel() for p in server.net.parameters()),
+        "shares": {d.name: d.shares for d in server.method.declared if d.shares},
+        "bytes": {"train": record.traffic("train"), "total": record.traffic()},
+        "seconds": sum(row["seconds"] for row in record.metrics),
+        "lost": record.losses(),
+    } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
+
+
+def guarantees(server: Server, record: Record) -> dict[str, Row]:
+    """What the parts that protect a site have promised so far; noted in the ledger."""
+    out: dict[str, Row] = {}
+    for part in server.method.parts:
+        if part.protects:
+            out[part.name] = dict(part.guarantee(server, record.visits()))
+            record.guaranteed(server.round, part.name, out[part.name])
+    return out
+
+
+def keep_best(model: Tree, record: Record, row: Row) -> None:
+    """Keep the model if no earlier round validates better under the first protocol."""
+    scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
+    name = next(iter(row.get("scores", {})), None)
+    if name is None:
+        return
+    earlier = [scores(r) for r in comparable([r for r in record.metrics if r.get("scores")])]
+    if earlier and row.get("unscored"):
+        return
+    if not earlier or scores(row) > max(earlier):
+        record.keep_best(model, row["round"])
+
+
+def mean_losses(updates: Sequence[Update]) -> dict[str, float]:
+    """Each loss term averaged over the clients that have it."""
+    names = dict.fromkeys(name for u in updates for name in u.metrics)
+    return {
+        name: sum(values) / len(values)
+        for name in names
+        if (values := [u.metrics[name] for u in updates if name in u.metrics])
+    }

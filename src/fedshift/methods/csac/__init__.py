@@ -1,0 +1,1 @@
+"""CSAC: semantic acquisition and layer-wise fusion without target data."""

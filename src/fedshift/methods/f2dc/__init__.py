@@ -1,0 +1,1 @@
+"""F2DC: decouple domain-robust and domain-related features, correct the latter."""

@@ -1,0 +1,190 @@
+"""F2DC: decouple features by their robustness, correct the rest (Wang et al., 2026)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedshift import (
+    Client,
+    ConfigError,
+    Mean,
+    Method,
+    Net,
+    Part,
+    Scope,
+    Server,
+    Step,
+    Update,
+    Weighting,
+    keys_of_type,
+    register,
+    setting,
+)
+from fedshift.methods.f2dc.layers import DecouplingNeck, Mask
+
+
+def wrong_label(logits: Tensor, y: Tensor) -> Tensor:
+    """y^ of Eq. 5 (B,): the class of the highest logit other than the label's.
+
+    The label of probabilities (B, K), as mixing samples gives them, is their largest entry.
+    """
+    label = y if y.dim() == 1 else y.argmax(1)  # (B,)
+    others = logits.detach().scatter(1, label[:, None], -torch.inf)  # (B, K)
+    return others.argmax(1)
+
+
+def decoupler_loss(pooled: Tensor, logits: Tensor, y: Tensor, wrong: Tensor, tau: float) -> Tensor:
+    """Eq. 5, mean over the batch: s(l+, l-)/tau + CE(m(l+), y) + CE(m(l-), y^).
+
+    ``pooled`` (2, B, C) is l+ and l-, ``logits`` (2, B, K) is m of them; log exp is the identity.
+    """
+    separability = F.cosine_similarity(pooled[0], pooled[1]).mean() / tau
+    return separability + F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], wrong)
+
+
+def corrector_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Eq. 7, mean over the batch: CE(m(l*), y)."""
+    return F.cross_entropy(logits, y)
+
+
+@dataclass(frozen=True)
+class DecoupleAndCorrect(Part):
+    """DFD and DFC after the chosen stages; Eq. 9 adds the mean over stages of their losses.
+
+    L = L_CE + 1/|L| sum_j (lam1 L_DFD + lam2 L_DFC). Under ``modules=local`` A_D, A_C and m never
+    leave a client, and a seen domain is scored by its clients, each with its own. Under
+    ``modules=shared`` they are averaged like everything else, as in the released code.
+    """
+
+    sigma: float = setting(0.1, "smoothness of the mask, Eq. 3", low=1e-6)
+    tau: float = setting(0.06, "temperature of the separation, Eq. 5", low=1e-6)
+    lam1: float = setting(0.8, "weight of the decoupler's loss", low=0.0)
+    lam2: float = setting(1.0, "weight of the corrector's loss", low=0.0)
+    stages: str = setting("last", "stages with maps: last, all, or names joined by + or ,")
+    modules: str = setting("local", "where A_D, A_C and m live", choices=("local", "shared"))
+    scored: str = setting(
+        "final",
+        "map that is scored: f~, f+, f- or f*",
+        choices=("final", "robust", "related", "rectified"),
+    )
+    width: int = setting(64, "channels inside A_D and A_C; released code: 50", low=1)
+    depth: int = setting(2, "convolutions of A_D and A_C; released code: 3", choices=(2, 3))
+    noise: str = setting(
+        "gumbel",
+        "g of Eq. 3: two Gumbel draws, or the two logistic ones that the text writes",
+        choices=("gumbel", "logistic-pair"),
+    )
+    noise_at_test: bool = setting(False, "keep the noise at inference, as the released code")
+
+    @property
+    def at_home(self) -> bool:  # type: ignore[override]
+        """Local modules are scored where they are."""
+        return self.modules == "local"
+
+    def build(self, net: Net) -> None:
+        """One neck per chosen stage."""
+        shapes = net.shapes()
+        for stage in chosen_stages(net, self.stages, self.name):
+            neck = DecouplingNeck(
+                shapes[stage][0],
+                net.classes,
+                mask=Mask(
+                    self.sigma, draws=1 + (self.noise != "gumbel"), at_test=self.noise_at_test
+                ),
+                width=self.width,
+                depth=self.depth,
+                scored=self.scored,
+            )
+            net.insert(f"{self.name}-{stage}", neck, after=stage)
+
+    def scope(self, net: Net) -> Mapping[str, Scope]:
+        """All three modules of every neck, wherever they live."""
+        where = Scope.PRIVATE if self.modules == "local" else Scope.SHARED
+        return dict.fromkeys(keys_of_type(net, DecouplingNeck), where)
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """The second term of Eq. 9."""
+        wrong = wrong_label(step.out.logits, step.y)
+        names = [k.rpartition("/")[0] for k in step.out.aux if k.startswith(f"{self.name}-")]
+        terms = [self._stage_loss(step, name, wrong) for name in dict.fromkeys(names)]
+        return torch.stack(terms).mean()
+
+    def _stage_loss(self, step: Step, neck: str, wrong: Tensor) -> Tensor:
+        """lam1 L_DFD + lam2 L_DFC of one stage."""
+        pooled, logits = (step.out.aux[f"{neck}/{key}"] for key in ("pooled", "logits"))
+        dfd = decoupler_loss(pooled[:2], logits[:2], step.y, wrong, self.tau)
+        return self.lam1 * dfd + self.lam2 * corrector_loss(logits[2], step.y)
+
+
+def chosen_stages(net: Net, words: str, part: str) -> list[str]:
+    """Stages of ``net`` that ``words`` names, each with maps (C, H, W), in the net's order."""
+    shapes = net.shapes()
+    with_maps = [stage for stage in net.stages if len(shapes[stage]) == 3]
+    if not with_maps:
+        found = ", ".join(f"{stage} {shapes[stage]}" for stage in net.stages)
+        raise ConfigError(
+            f"{part} masks feature maps (C, H, W), and no stage of this backbone gives any "
+            f"({found}); use a convolutional one, such as --set scenario.backbone=resnet10 or cnn"
+        )
+    if words in ("last", "all"):
+        return with_maps[-1:] if words == "last" else with_maps
+    wanted = [word.strip() for word in re.split("[,+]", words)]
+    for word in wanted:
+        if word not in with_maps:
+            raise ConfigError(
+                f"{part}.stages names {word!r}, which is no stage with feature maps; this backbone "
+                f"has {', '.join(with_maps)}; give some of them joined by +, or last, or all"
+            )
+    return [stage for stage in with_maps if stage in wanted]
+
+
+def domain_discrepancy(share: Tensor, domains: int, classes: int) -> Tensor:
+    """Eq. 10: d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2), B_k^c = n_k/N = ``share`` (n,) in each class.
+
+    C equal terms make it sqrt(C/2) |n_k/N - 1/Q|.
+    """
+    return sqrt(classes / 2) * (share - 1 / domains).abs()
+
+
+def domain_aware_weights(share: Tensor, discrepancy: Tensor, alpha: float, beta: float) -> Tensor:
+    """Eq. 11: p_k = sigmoid(alpha n_k/N - beta d_k), divided by their sum."""
+    p = (alpha * share - beta * discrepancy).sigmoid()  # (n,)
+    return p / p.sum()
+
+
+@dataclass(frozen=True)
+class DomainAware(Weighting):
+    """More for many examples and for a share near 1/Q (Eqs. 10-11), Q domains in the federation.
+
+    N counts the participants' examples, so that the weights of a round depend on who is there;
+    ``total=all`` counts every client's. Either way they sum to one over the participants.
+    """
+
+    alpha: float = setting(1.0, "weight of the size, Eq. 11", low=0.0)
+    beta: float = setting(0.4, "weight of the discrepancy, Eq. 11", low=0.0)
+    total: str = setting("participants", "whose examples N counts", choices=("participants", "all"))
+    ahead = True
+    needs = frozenset({"domain_ids"})
+
+    def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
+        """Weights (n,)."""
+        everybody = list(server.roster.values())
+        counted = updates if self.total == "participants" else everybody
+        n = torch.tensor([u.examples for u in updates], dtype=torch.float64)
+        share = n / sum(u.examples for u in counted)
+        domains = len({u.facts["domain"] for u in everybody})
+        d = domain_discrepancy(share, domains, server.net.classes)
+        return domain_aware_weights(share, d, self.alpha, self.beta)
+
+
+@register("f2dc", paper="Wang et al., 2026")
+def f2dc() -> Method:
+    """Decouple robust from domain-related features, correct the latter; domain-aware mean."""
+    return Method((DecoupleAndCorrect(),), Mean(DomainAware()))

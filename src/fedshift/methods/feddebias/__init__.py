@@ -1,0 +1,1 @@
+"""FedDebias: pseudo-data against the bias of local training."""

@@ -1,0 +1,198 @@
+"""Pseudo-data of FedDebias: means of random samples, alone or mixed with local ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift import (
+    Batch,
+    Client,
+    ConfigError,
+    Net,
+    Output,
+    Part,
+    Samples,
+    Server,
+    Tree,
+    Update,
+    setting,
+)
+
+
+def random_sample_means(x: Tensor, per_sample: int) -> Tensor:
+    """Algorithm 2, line 5: means of M consecutive rows of ``x`` (n * M, *shape), (n, *shape)."""
+    return x.unflatten(0, (-1, per_sample)).mean(1)
+
+
+def mixture(x_p: Tensor, x_k: Tensor, y_k: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 4: (x_p + sum_k x_k) / (K + 1) and (1/C + sum_k y_k) / (K + 1).
+
+    ``x_p`` is (B, *shape), ``x_k`` (B, K, *shape) local samples, ``y_k`` (B, K, C) their one-hot
+    labels; returns (B, *shape) and (B, C).
+    """
+    shares = 1 + x_k.shape[1]
+    return (x_p + x_k.sum(1)) / shares, (1 / y_k.shape[2] + y_k.sum(1)) / shares
+
+
+def draw(samples: Samples, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``n`` inputs and labels, drawn with replacement."""
+    return samples.take(torch.randint(len(samples), (n,), generator=generator))
+
+
+def means_of(samples: Samples, n: int, per_sample: int, generator: torch.Generator) -> Tensor:
+    """Algorithms 2 and 3: ``n`` means of ``per_sample`` random inputs each, (n, *shape)."""
+    return random_sample_means(draw(samples, n * per_sample, generator)[0], per_sample)
+
+
+def choose(means: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` of the means (n, *shape), none twice before each was taken once."""
+    rounds = -(-size // len(means))
+    order = [torch.randperm(len(means), generator=generator) for _ in range(rounds)]
+    return means[torch.cat(order)[:size]]
+
+
+@dataclass(frozen=True)
+class PseudoData(Part):
+    """One batch D_p of B pseudo-samples, the same for all clients; no term of its own.
+
+    ``rsm`` (Algorithm 2): each client uploads ``per_client`` means of M of its training inputs,
+    the server draws B of all clients' latest ones; labels are 1/C. ``mixture`` (Algorithm 3 and
+    Eq. 4): the server takes the means from a public set, and each client mixes them, anew on each
+    batch, with random local samples. D_p goes down, in every round or once; B inputs each time.
+    """
+
+    kind: str = setting("rsm", "where it comes from", choices=("rsm", "mixture"))
+    per_sample: int = setting(10, "M: inputs in one mean", low=1)
+    per_client: int = setting(8, "K of Algorithm 2: means that a client uploads", low=1)
+    local_samples: int = setting(1, "K of Eq. 4: local samples in one mixture", low=0)
+    refresh: str = setting("round", "made anew every round, or once", choices=("round", "once"))
+    size: int = setting(0, "B: pseudo-samples in D_p; 0 takes the batch size", low=0)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """A proxy set, if there is something to mix with."""
+        return frozenset({"public_set"} if self.kind == "mixture" else ())
+
+    @property
+    def shares(self) -> str:  # type: ignore[override]
+        """Means of inputs, unless they come from a public set."""
+        when = "per round" if self.refresh == "round" else "once"
+        means = f"{self.per_client} means of {self.per_sample} training inputs, {when}"
+        return means if self.kind == "rsm" else ""
+
+    def build(self, net: Net) -> None:
+        """Nothing, but BatchNorm cannot normalise one sample."""
+        if self.size == 1 and any(isinstance(m, _BatchNorm) for m in net.modules()):
+            raise ConfigError(
+                f"{self.name}.size is 1 and the backbone has BatchNorm, which needs 2; raise it, "
+                "or use a backbone with norm=group"
+            )
+
+    # where D_p comes from
+    def enrol(self, client: Client) -> Tree:
+        """Algorithm 2, lines 3 to 6, for the first D_p."""
+        return self._means(client) if self.kind == "rsm" else {}
+
+    def finish(self, client: Client) -> Tree:
+        """Fresh means for the next D_p; the client keeps D_p if it is sent only once."""
+        once = self.refresh == "once"
+        state = client.state[self.name]
+        client.state[self.name] = {"batch": state["batch"]} if once else {}
+        return self._means(client) if self.kind == "rsm" and not once else {}
+
+    def _means(self, client: Client) -> Tree:
+        generator = client.generator(self.name)
+        train = client.site.data.train
+        return {"means": means_of(train, self.per_client, self.per_sample, generator)}
+
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """The first D_p."""
+        self._compose(server, enrolments)
+
+    def merge(self, server: Server, updates: Sequence[Update]) -> None:
+        """The next D_p, or a note of who holds the only one."""
+        if self.refresh == "round":
+            self._compose(server, updates)
+        else:
+            server.state[self.name] |= {f"held/{u.client}": torch.ones(()) for u in updates}
+
+    def _compose(self, server: Server, updates: Sequence[Update]) -> None:
+        """D_p from the public set, or from every client's latest means."""
+        size = self.size or server.scenario.batch_size
+        generator = server.generator(self.name)
+        if self.kind == "mixture":
+            public = server.resources["public_set"]
+            server.state[self.name] = {"batch": means_of(public, size, self.per_sample, generator)}
+            return
+        state = server.state[self.name]
+        told = {f"means/{u.client}": u.payload[f"{self.name}/means"] for u in updates}
+        held = {k: v for k, v in state.items() if k.startswith("means/")} | told
+        every = torch.cat([held[k] for k in sorted(held)])  # (n K, *shape)
+        kept = held if self.refresh == "round" else {}
+        server.state[self.name] = kept | {"batch": choose(every, size, generator)}
+
+    def send(self, server: Server, client: str) -> Tree:
+        """D_p, unless the client keeps it already."""
+        state = server.state[self.name]
+        return {} if f"held/{client}" in state else {"batch": state["batch"]}
+
+    # what the client sees of it
+    def begin(self, client: Client) -> None:
+        """D_p of this visit: ``batch`` as received, ``x`` as the losses see it."""
+        batch = client.mail(self).get("batch", client.state[self.name].get("batch"))
+        assert batch is not None  # it is sent at a client's first visit
+        client.state[self.name] = {"batch": batch, "x": batch}
+
+    def batch(self, client: Client, batch: Batch) -> Batch:
+        """Eq. 4, before each batch; the batch itself stays as it is."""
+        if self.kind == "mixture" and self.local_samples:
+            state = client.state[self.name]
+            n, k = len(state["batch"]), self.local_samples
+            x, y = draw(client.site.data.train, n * k, client.generator(self.name))
+            x_k = x.unflatten(0, (n, k))  # (B, K, *shape)
+            y_k = F.one_hot(y, client.classes).float().unflatten(0, (n, k))  # (B, K, C)
+            state["x"], state["y"] = mixture(state["batch"], x_k, y_k)
+        return batch
+
+
+NAME = PseudoData().name
+
+
+def pseudo_inputs(client: Client) -> Tensor:
+    """x_p of the current batch (B, *shape)."""
+    return client.state[NAME]["x"]
+
+
+def own_labels(client: Client) -> Tensor | None:
+    """y_p (B, C) where local samples are mixed in; None if every label is 1/C."""
+    return client.state[NAME].get("y")
+
+
+def pseudo_output(client: Client, batch: Batch) -> Output:
+    """The client's net on x_p, one forward however many parts ask.
+
+    BatchNorm normalises x_p by its running statistics and does not move them: means of inputs
+    vary little, and by statistics of their own they would be stretched to look like data.
+    """
+    key = f"{NAME}/output"
+    if key not in batch.memo:
+        layers = [m for m in client.net.modules() if isinstance(m, _BatchNorm) and m.training]
+        for layer in layers:
+            layer.eval()
+        batch.memo[key] = client.net(pseudo_inputs(client))
+        for layer in layers:
+            layer.train()
+    out: Output = batch.memo[key]
+    return out
+
+
+def require_pseudo_data(part: Part, server: Server) -> None:
+    """One line if a method uses pseudo-data and makes none."""
+    if not any(isinstance(p, PseudoData) for p in server.method.parts):
+        raise ConfigError(f"{part.name} works on pseudo-data, and no part makes it; add + {NAME}")

@@ -1,0 +1,1 @@
+"""FedKA: feature matching with the target at the server, federated voting."""

@@ -1,0 +1,195 @@
+"""FedKA: align the clients' features with an unlabelled target (Sun et al., ACML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift import Client, Method, Net, Part, Server, Step, Tree, call_frozen, register, setting
+from fedshift.backbones.fedka import domain_classifier
+from fedshift.core.component import Declares
+from fedshift.methods.fedka.equations import coefficient, domain_loss, mk_mmd, progress, reverse
+from fedshift.methods.fedka.voting import FederatedVoting
+
+CHUNK = 512  # target inputs per forward at the server
+
+
+@dataclass(frozen=True)
+class Aligned(Declares):
+    """What both client terms share: the schedule lambda_p, and features of the target.
+
+    ``target_at="server"``: no client sees an input of the target. Each round the server sends
+    ``target_samples`` rows of f_e^G(X_T), made in eval mode by the very encoder that it sends:
+    512 x 800 x 4 bytes for the paper's CNN, once per client however many parts read them.
+    ``target_at="client"``: the target's inputs lie at the clients, as in the released code.
+    """
+
+    target_at: str = setting(
+        "server", "who holds the target's inputs", choices=("server", "client")
+    )
+    target_samples: int = setting(512, "target features that the server sends per round", low=2)
+    gamma: float = setting(5.0, "slope of lambda_p; 0 makes lambda_p = 0", low=0.0)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Target inputs, where the setting puts them."""
+        return frozenset({_grant(self.target_at)})
+
+    @property
+    def shares(self) -> str:  # type: ignore[override]
+        """The server's data are the target's; they leave it as features."""
+        if self.target_at == "client":
+            return ""
+        return "features of target inputs, from the server to the clients"
+
+    def lam(self, client: Client, step: Step) -> float:
+        """lambda_p at this batch."""
+        place = client.scenario
+        p = progress(
+            step.batch.index, visit_batches(client), round_=client.round - 1, rounds=place.rounds
+        )
+        return coefficient(p, self.gamma)
+
+    def send(self, server: Server, client: str) -> Tree:
+        """f_e^G(X_T), from the first part that needs it; the others read the same copy."""
+        senders = [p.name for p in server.method.parts if isinstance(p, Aligned) and p.sends]
+        if self.name != next(iter(senders), None):
+            return {}
+        if not server.state[self.name]:
+            server.state[self.name] = {"target": self._encode(server)}
+        return server.state[self.name]
+
+    @property
+    def sends(self) -> bool:
+        """Whether the server has to encode the target."""
+        return self.target_at == "server"
+
+    def refine(self, server: Server) -> None:
+        """The features have done their round; the next model gives others."""
+        server.state.pop(self.name, None)
+
+    def _encode(self, server: Server) -> Tensor:
+        """Features (target_samples, D) of random target inputs under the model that is sent."""
+        target = server.resources[_grant("server")]
+        rows = torch.randperm(len(target), generator=server.generator(self.name))
+        model = server.initial | server.shared
+        chunks = rows[: self.target_samples].split(CHUNK)
+        return torch.cat(
+            [call_frozen(server.net, model, target.take(c)[0]).features for c in chunks]
+        )
+
+    def sent_features(self, client: Client, n: int, first_batch: int) -> Tensor:
+        """``n`` rows (n, D) of what the server sent, each used once before any is used again."""
+        held = next(v for k, v in client.inbox.items() if k.endswith("/target"))
+        start = first_batch * client.scenario.batch_size
+        return held[torch.arange(start, start + n) % len(held)]
+
+    def target_inputs(self, client: Client, n: int) -> Tensor:
+        """``n`` random target inputs (n, *shape) at the client."""
+        target = client.resources[_grant("client")]
+        rows = torch.randint(len(target), (n,), generator=client.generator(self.name))
+        return target.take(rows)[0]
+
+
+def _grant(side: str) -> str:
+    return {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
+
+
+def visit_batches(client: Client) -> int:
+    """B: batches of the scenario's budget; a trailing single row joins the batch before it."""
+    place = client.scenario
+    if place.steps:
+        return place.steps
+    full, rest = divmod(client.examples, place.batch_size)
+    return (place.epochs or 1) * max(1, full + (rest > 1))
+
+
+@dataclass(frozen=True)
+class GlobalDisentangler(Aligned, Part):
+    """J_dis (Eq. 2): f_d tells source from target, f_e^k learns that it cannot (Eqs. 3, 4, 8).
+
+    f_d is shared and averaged like the model, and trains at full weight; lambda_p scales only the
+    reversed gradient. With the target at the server f_e^G(X_T) is fixed, so the reversed gradient
+    reaches f_e^k through source samples alone. With the target at the clients its inputs pass
+    through f_e^k, reversed as well: DANN, as in the released code.
+    """
+
+    def build(self, net: Net) -> None:
+        """f_d, two layers on the features."""
+        net.extra[self.name] = domain_classifier(net.shapes()["features"][0])
+
+    def loss(self, client: Client, step: Step) -> Tensor:
+        """Eq. 2 on the batch and as many target samples."""
+        lam, source = self.lam(client, step), step.out.features  # (B, D)
+        if self.target_at == "server":
+            target = self.sent_features(client, len(source), step.batch.index)
+        else:
+            inputs = self.target_inputs(client, len(source))
+            target = reverse(client.net(inputs).features, lam)
+        f_d = client.net.extra[self.name]
+        return domain_loss(f_d(reverse(source, lam)), f_d(target))
+
+
+@dataclass(frozen=True)
+class EmbeddingMatching(Aligned, Part):
+    """lambda_p J_mmd (Eqs. 5 to 8): MK-MMD between f_e^k(X_S) and the fixed f_e^G(X_T).
+
+    The paper matches 128 features "with the same samples" as the batches of 16. The inputs of the
+    visit's batches are kept until there are ``matched`` of them, encoded together, and the term is
+    added to that batch's loss (and to the last one's, for what is left): four times in 32 batches
+    of 16. ``matched=1`` matches each batch on its own, Eq. 8 to the letter. The inputs are
+    forgotten at the end of the visit.
+    """
+
+    kernels: int = setting(5, "Gaussian kernels", low=1)
+    factor: float = setting(2.0, "ratio of neighbouring bandwidths", low=1.0)
+    matched: int = setting(128, "source samples per MMD, gathered over batches", low=1)
+    kernel_sum: bool = setting(False, "sum of the kernels as in the released code, not their mean")
+    last_batch_only: bool = setting(
+        False, "of the batches gathered use the last, by their number (released '=+')"
+    )
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """Eq. 6 times lambda_p once enough samples are gathered."""
+        held = client.state[self.name]
+        held[str(step.batch.index)] = step.batch.x
+        enough = sum(map(len, held.values())) >= self.matched
+        if not enough and step.batch.index + 1 < visit_batches(client):
+            return None
+        client.state[self.name] = {}
+        lam = self.lam(client, step)
+        return self._term(client, step, held, lam) if lam else None
+
+    def _term(self, client: Client, step: Step, held: Tree, lam: float) -> Tensor:
+        source, first = step.out.features, step.batch.index  # (B, D)
+        if self.last_batch_only:
+            lam = lam / len(held)
+        elif len(held) > 1:
+            source, first = (
+                client.net(torch.cat(list(held.values()))).features,
+                int(next(iter(held))),
+            )
+        target = self._target(client, len(source), first)
+        found = mk_mmd(source, target, kernels=self.kernels, factor=self.factor)
+        return lam * found * (self.kernels if self.kernel_sum else 1)
+
+    def _target(self, client: Client, n: int, first_batch: int) -> Tensor:
+        """f_e^G(X_T) (n, D): as sent, or the received encoder on target inputs at the client."""
+        if self.target_at == "server":
+            return self.sent_features(client, n, first_batch)
+        return call_frozen(client.net, client.received, self.target_inputs(client, n)).features
+
+    def finish(self, client: Client) -> Tree:
+        """Forget the inputs."""
+        client.state[self.name] = {}
+        return {}
+
+
+@register("fedka", paper="Sun et al., ACML 2022")
+def fedka(target_at: str = "server", target_samples: int = 512, gamma: float = 5.0) -> Method:
+    """Alignment with an unlabelled target, adversarial and by MK-MMD, and voting on its labels."""
+    aligned = (target_at, target_samples, gamma)
+    voting = FederatedVoting(gamma=gamma)
+    return Method((GlobalDisentangler(*aligned), EmbeddingMatching(*aligned), voting))

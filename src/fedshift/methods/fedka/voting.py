@@ -1,0 +1,162 @@
+"""Federated voting of FedKA: fine-tune at the server on the majority's labels of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift import (
+    Batch,
+    Client,
+    Log,
+    Net,
+    Output,
+    Part,
+    Server,
+    Step,
+    Tree,
+    Turn,
+    Update,
+    descend,
+    parameters_of,
+    setting,
+    tree,
+)
+from fedshift.core.loop import optimiser_state, restore_optimiser
+from fedshift.core.net import load
+from fedshift.data.samples import split_rows
+from fedshift.methods.fedka.equations import coefficient, majority, progress
+
+CHUNK = 512  # target inputs per forward of a voter
+
+
+@dataclass(frozen=True)
+class FederatedVoting(Part):
+    """y* = majority of the clients' answers (Eq. 10), then G* = G - lambda_p eta grad J(y*, G(x)).
+
+    Clients' models vote in eval mode on ``voting_samples`` random target inputs. G* takes one step
+    per batch with the scenario's optimiser, in train mode, so BatchNorm statistics move to the
+    target unless they are ``kept``. lambda_p scales the step as Section 3.2.5 prints it; scaling
+    the loss is the same for SGD but not for Adam, whose normalisation undoes it. b and B in
+    lambda_p are the server's own batches. G* is the model that is sent and scored. Nothing travels,
+    but the server has to see each client's model.
+    """
+
+    voting_samples: int = setting(2048, "target inputs voted on per round (Voting-S: 512)", low=2)
+    voting_batch: int = setting(0, "inputs per fine-tuning step; 0: the scenario's", low=0)
+    gamma: float = setting(5.0, "slope of lambda_p; 0 makes lambda_p = 0", low=0.0)
+    statistics: str = setting(
+        "target", "BatchNorm statistics while fine-tuning", choices=("target", "kept")
+    )
+    train_mode_votes: bool = setting(
+        False, "voters normalise by the target's batch statistics (released code)"
+    )
+    scale_loss: bool = setting(False, "lambda_p scales the loss, not the step (released code)")
+    discard_voted: bool = setting(False, "G* is scored but clients start from G (released code)")
+    needs = frozenset({"server_unlabelled"})
+    needs_individual_updates = True
+
+    def merge(self, server: Server, updates: Sequence[Update]) -> None:
+        """Eq. 10 on random target inputs."""
+        generator = server.generator(self.name)
+        target = server.resources["server_unlabelled"]
+        rows = torch.randperm(len(target), generator=generator)[: self.voting_samples]
+        ballots = torch.stack([self._answers(server, u, rows) for u in updates])  # (n, N)
+        labels = majority(ballots, server.net.classes, generator)
+        server.state[self.name] |= {"rows": rows, "labels": labels}
+
+    def _answers(self, server: Server, update: Update, rows: Tensor) -> Tensor:
+        """Classes (N,) that one client's model names."""
+        target = server.resources["server_unlabelled"]
+        model = server.initial | server.shared | update.shared | update.personal
+        load(server.net, model)
+        set_batch_norm(server.net.eval(), training=self.train_mode_votes)
+        inputs = (target.take(chunk)[0] for chunk in split_rows(rows, CHUNK))
+        with torch.no_grad():
+            return torch.cat([server.net(x).logits.argmax(1) for x in inputs])
+
+    def refine(self, server: Server) -> None:
+        """G* from G."""
+        held = server.state[self.name]
+        rows, labels = held.pop("rows"), held.pop("labels")
+        if self.discard_voted:
+            server.state[self.name] = held | tree.prefixed("sent", server.shared)
+        if self.gamma == 0:
+            return
+        load(server.net, server.initial, server.shared)
+        self._fine_tune(server, rows, labels)
+        tuned = server.net.state_dict()
+        server.shared = tree.clone({k: tuned[k] for k in server.shared})
+
+    def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor) -> None:
+        """One step per batch on ``server.net``, in place."""
+        target, place = server.resources["server_unlabelled"], server.scenario
+        chunks = split_rows(torch.arange(len(rows)), self.voting_batch or place.batch_size)
+        weights = [
+            coefficient(
+                progress(b, len(chunks), round_=server.round - 1, rounds=place.rounds), self.gamma
+            )
+            for b in range(len(chunks))
+        ]
+        turn = self._turn(server, weights)
+        keep = place.optimiser_state == "keep"
+        if keep:
+            restore_optimiser(turn, tree.under("optimiser", server.state[self.name]))
+        log = Log()
+        batches = (
+            Batch(target.take(rows[chunk])[0], labels[chunk], b) for b, chunk in enumerate(chunks)
+        )
+        descend(server.net, batches, [turn], log)
+        log.means(f"{self.name}, server, round {server.round}")
+        if keep:
+            server.state[self.name] |= tree.prefixed("optimiser", optimiser_state(turn))
+
+    def _turn(self, server: Server, weights: Sequence[float]) -> Turn:
+        optimisation = server.scenario.optimisation(server.round)
+
+        def objective(step: Step) -> dict[str, Tensor]:
+            weight = weights[step.batch.index] if self.scale_loss else 1.0
+            return {self.name: weight * F.cross_entropy(step.out.logits, step.y)}
+
+        def scale_step(step: Step) -> None:
+            for group in turn.optimiser.param_groups:
+                group["lr"] = weights[step.batch.index] * optimisation.lr
+
+        turn = Turn(
+            self.name,
+            parameters_of(server.net, server.parameters),
+            partial(forward, server.net, keep_statistics=self.statistics == "kept"),
+            objective,
+            optimisation,
+            None if self.scale_loss else scale_step,
+        )
+        return turn
+
+    def send(self, server: Server, client: str) -> Tree:
+        """G, if clients are to forget G*; then the model travels twice."""
+        return tree.under("sent", server.state[self.name])
+
+    def begin(self, client: Client) -> None:
+        """Start from G in place of G*."""
+        load(client.net, client.mail(self))
+
+
+def forward(net: Net, batch: Batch, *, keep_statistics: bool) -> Output:
+    """The net on the batch; BatchNorm in eval mode, in place, if its statistics are kept."""
+    if keep_statistics:
+        set_batch_norm(net, training=False)
+    out: Output = net(batch.x)
+    return out
+
+
+def set_batch_norm(net: Net, *, training: bool) -> None:
+    """Train or eval mode of every BatchNorm, in place; nothing else changes its mode."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(training)

@@ -1,0 +1,1 @@
+"""Ideas that more than one method uses."""

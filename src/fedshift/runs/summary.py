@@ -1,0 +1,48 @@
+"""The summary of a run: which round is reported under which rule, from its metrics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedshift.core.config import RunConfig
+from fedshift.runs.record import Row
+
+
+def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
+    """The summary of a run as JSON; a pure function of its metrics."""
+    scored = [row for row in history if row.get("scores")]
+    names = [p for p in config.scenario.protocols if p in scored[-1]["scores"]]
+    measured = {k: scored[-1][k] for k in config.scenario.analyses if k in scored[-1]}
+    return {
+        "name": config.name,
+        "method": config.label,
+        "scenario": config.scenario.name,
+        "seed": config.seed,
+        "rounds": history[-1]["round"],
+        "confounders": config.scenario.confounders(),
+        "protocols": {name: choose(name, scored, config.scenario.selection) for name in names},
+    } | (measured | facts)
+
+
+def comparable(scored: Sequence[Row]) -> Sequence[Row]:
+    """Rounds in which every site was scored, if there are any: a mean over fewer is another one."""
+    return [row for row in scored if not row.get("unscored")] or scored
+
+
+def choose(protocol: str, scored: Sequence[Row], rule: str) -> Row:
+    """The selected, the last and the oracle round; ties go to the earliest."""
+
+    def best(split: str) -> Row:
+        return max(comparable(scored), key=lambda row: row["scores"][protocol][split]["avg"])
+
+    rows = {"validation": best("val"), "last": scored[-1], "oracle": best("test")}
+    chosen = {"selected": rule, "last": "last", "oracle": "oracle"}
+    return {
+        choice: {
+            "rule": name,
+            "round": rows[name]["round"],
+            "metrics": rows[name]["scores"][protocol]["test"],
+        }
+        for choice, name in chosen.items()
+    }

@@ -1,0 +1,263 @@
+"""The only module that imports Flower: apps, the grid as a post office, a grid in memory."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import fedshift.transports.flower.quiet  # noqa: F401  before Flower looks at the environment
+
+# isort: split
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app.error import Error
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedshift.base import seeds
+from fedshift.base.errors import RunError
+from fedshift.core.server import Transport
+from fedshift.engine.build import Plan
+from fedshift.transports.flower.envelope import Envelope
+from fedshift.transports.flower.site import Desk, Header, Node, OpenWorker, WhoAmI, complaint, named
+from fedshift.transports.flower.transport import FlowerTransport, Letter, Patience, Reply
+
+Connect = Callable[[Plan], Transport]
+
+
+HANDLER_FAILED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def to_records(envelope: Envelope, header: Header | None, arrays: dict[int, Array]) -> RecordDict:
+    """New records around the blocks; ``arrays`` lets letters share what is hashed once: bytes."""
+    words: dict[str, Any] = {"mail": envelope.words}
+    if header is not None:
+        words |= {"run": header.run, "fedshift": header.version}
+    record = ArrayRecord()
+    for name, block in envelope.blocks.items():
+        if id(block) not in arrays:
+            arrays[id(block)] = Array("uint8", (len(block),), "fedshift.block", block)
+        record[name] = arrays[id(block)]
+    return RecordDict({"config": ConfigRecord(words), "arrays": record})
+
+
+def from_records(content: RecordDict) -> tuple[Envelope, Header]:
+    """Inverse of :func:`to_records`."""
+    words = content.config_records["config"]
+    blocks = {name: array.data for name, array in content.array_records["arrays"].items()}
+    header = Header(str(words.get("run", "")), str(words.get("fedshift", "")))
+    return Envelope(str(words["mail"]), blocks), header
+
+
+def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
+    """A ClientApp that plays any method: training, scoring, enrolment, and who it is.
+
+    Args:
+        open_worker: (run, node) -> Worker; called for each message, so that a process that lives
+            longer may keep one. ``node`` is the node's configuration over the run's.
+        whoami: (run, node) -> the client's id.
+    """
+    app = ClientApp()
+    desk = Desk(open_worker, whoami)
+
+    def answer(message: Message, context: Context) -> Message:
+        return respond(message, context, desk.answer)
+
+    def introduce(message: Message, context: Context) -> Message:
+        return respond(message, context, lambda header, _, node: desk.introduce(header, node))
+
+    app.train()(answer)
+    app.query()(answer)
+    app.query("whoami")(introduce)
+    return app
+
+
+def respond(
+    message: Message, context: Context, handle: Callable[[Header, Envelope, Node], Envelope]
+) -> Message:
+    """The handler's answer, or its error as an error reply of one line."""
+    try:
+        envelope, header = from_records(message.content)
+        node = {**context.run_config, **context.node_config}
+        answer = handle(header, envelope, node)
+    except Exception as error:  # whatever it is, the server has to hear of it
+        return Message(Error(HANDLER_FAILED, complaint(error)), reply_to=message)
+    return Message(to_records(answer, None, {}), reply_to=message)
+
+
+def server_app(
+    play: Callable[[Connect, Mapping[str, Any]], object], patience: Patience | None = None
+) -> ServerApp:
+    """A ServerApp around our own loop.
+
+    Args:
+        play: (connect, settings) -> anything; plays a run, see
+            :func:`fedshift.deploy.flower.simulated.play_settings`. ``connect`` is the transport of
+            its options, ``settings`` the run's configuration.
+        patience: how long to wait for sites.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        play(connected(grid, patience), dict(context.run_config))
+
+    return app
+
+
+def connected(grid: Grid, patience: Patience | None = None) -> Connect:
+    """A grid as the transport of a run, for ``Options(transport=...)``."""
+    return lambda plan: FlowerTransport(
+        GridPost(grid), plan.config, store=plan.store, patience=patience, policy=plan.policy
+    )
+
+
+class GridPost:
+    """Flower's grid as the :class:`~fedshift.transports.flower.transport.Post` that we use."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> set[int]:
+        """See :class:`Post`."""
+        return set(self.grid.get_node_ids())
+
+    def send(self, letters: Sequence[Letter]) -> list[str]:
+        """See :class:`Post`."""
+        arrays: dict[int, Array] = {}
+        messages = [
+            Message(to_records(letter.envelope, letter.header, arrays), letter.node, letter.kind)
+            for letter in letters
+        ]
+        tickets = list(self.grid.push_messages(messages))
+        if len(tickets) < len(letters) or not all(tickets):
+            raise RunError(
+                f"Flower took {sum(map(bool, tickets))} of {len(letters)} letters; see its log"
+            )
+        return tickets
+
+    def fetch(self, tickets: set[str]) -> list[Reply]:
+        """See :class:`Post`."""
+        return [self._read(message) for message in self.grid.pull_messages(tickets)]
+
+    @staticmethod
+    def _read(message: Message) -> Reply:
+        ticket = message.metadata.reply_to_message_id
+        if message.has_error():
+            reason = message.error.reason or f"Flower's error {message.error.code}"
+            return Reply(ticket, None, reason)
+        try:
+            return Reply(ticket, from_records(message.content)[0])
+        except (KeyError, TypeError, ValueError) as error:
+            return Reply(ticket, None, f"not a reply of fedshift ({error!r})")
+
+
+class InMemoryGrid(Grid):
+    """Plays the real ClientApp in this process: one node per configuration, ids of no order."""
+
+    def __init__(self, app: ClientApp, nodes: Sequence[Mapping[str, Any]]) -> None:
+        self._app = app
+        self._run = Run.create_empty(run_id=1)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self._contexts = {}
+        for i, config in enumerate(nodes):
+            node = seeds.derive("node", i)
+            self._contexts[node] = Context(1, node, dict(config), RecordDict(), {})
+        self._waiting: dict[str, Message] = {}
+
+    def play(self, server: ServerApp, settings: Mapping[str, Any] | None = None) -> None:
+        """Run a ServerApp on this grid."""
+        server(self, Context(1, 1, {}, RecordDict(), dict(settings or {})))
+
+    def set_run(self, run: Run) -> None:
+        """See :class:`Grid`."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """See :class:`Grid`."""
+        return self._run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """See :class:`Grid`, where it is deprecated."""
+        return Message(*args, **kwargs)
+
+    def get_node_ids(self) -> list[int]:
+        """See :class:`Grid`."""
+        return sorted(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep messages until their replies are asked for."""
+        tickets = []
+        for message in messages:
+            tickets.append(uuid.uuid4().hex)
+            message.metadata.__dict__["_message_id"] = tickets[-1]
+            self._waiting[tickets[-1]] = message
+        return tickets
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Play one of the messages: a single reply is in memory at a time."""
+        wanted = set(message_ids)
+        ticket = next((ticket for ticket in self._waiting if ticket in wanted), None)
+        if ticket is None:
+            return []
+        message = self._waiting.pop(ticket)
+        return [self._app(message, self._contexts[message.metadata.dst_node_id])]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Play all messages."""
+        del timeout
+        tickets = self.push_messages(messages)
+        return [reply for ticket in tickets for reply in self.pull_messages([ticket])]
+
+
+class Simulation:
+    """Flower's simulation on Ray, in the background; ``grid`` is the server's end of it."""
+
+    def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        self._done = threading.Event()
+        opened: queue.Queue[Grid | BaseException] = queue.Queue()
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            del context
+            opened.put(grid)
+            self._done.wait()
+
+        config: Any = {
+            "init_args": {
+                "num_cpus": workers,
+                "include_dashboard": False,
+                "log_to_driver": False,
+                "logging_level": "error",
+            },
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        }
+
+        def simulate() -> None:
+            try:
+                run_simulation(server, app, nodes, backend_config=config)
+            except BaseException as error:  # told to the thread that waits
+                opened.put(error)
+
+        self._thread = threading.Thread(target=simulate, daemon=True)
+        self._thread.start()
+        found = opened.get()
+        if isinstance(found, BaseException):
+            raise found
+        self.grid = found
+
+    def close(self) -> None:
+        """End the simulation, and Ray with it."""
+        self._done.set()
+        self._thread.join(60)

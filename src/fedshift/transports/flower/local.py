@@ -1,0 +1,82 @@
+"""Flower's local simulation: the sites are played by Ray actors of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.base.errors import ConfigError
+from fedshift.core.config import RunConfig
+from fedshift.core.state import DiskStore, MemoryStore
+from fedshift.engine.build import Plan
+from fedshift.engine.visit import Worker
+from fedshift.transports.flower.site import Node
+from fedshift.transports.flower.transport import FlowerTransport
+from fedshift.transports.pool import Start, open_plan, start_of
+from fedshift.transports.shared_memory import Reader, Writer
+
+_resident: dict[str, Worker] = {}  # in an actor: the worker of the run that it plays
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens a worker around data in shared memory, and keeps it as long as the actor lives."""
+
+    token: str
+    start: Start
+
+    def __call__(self, run: RunConfig, node: Node) -> Worker:  # noqa: ARG002  known from the start
+        """See :data:`~fedshift.transports.flower.site.OpenWorker`."""
+        if self.token not in _resident:
+            _resident.clear()
+            _resident[self.token] = open_plan(self.start, Reader()).worker()
+        return _resident[self.token]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Who is who in a simulation, where nodes have no other name than a number."""
+
+    clients: tuple[str, ...]
+
+    def __call__(self, run: RunConfig, node: Node) -> str:  # noqa: ARG002  known from the start
+        """See :data:`~fedshift.transports.flower.site.WhoAmI`."""
+        return self.clients[int(node["partition-id"])]
+
+
+class Local(FlowerTransport):
+    """``--transport flower``: as many actors as ``plan.workers``, loopback only."""
+
+    def __init__(self, plan: Plan) -> None:
+        require_flower()
+        from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
+
+        self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")
+        kept = Path(self._folder.name)
+        store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
+        self._data = Writer()
+        clients = tuple(plan.federation.sites)
+        opener = Opener(uuid.uuid4().hex, start_of(plan, store, self._data))
+        app = grid.client_app(opener, Numbered(clients))
+        self._simulation = grid.Simulation(app, len(clients), plan.workers)
+        post = grid.GridPost(self._simulation.grid)
+        super().__init__(post, plan.config, store=store, policy=plan.policy)
+
+    def close(self) -> None:
+        """End Flower and Ray."""
+        self._simulation.close()
+        self._data.close()
+        self._folder.cleanup()
+
+
+def require_flower() -> None:
+    """Say what to install."""
+    for module in ("flwr", "ray"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"transport flower needs {module}, which is not installed; run "
+                'pip install "fedshift[flower]"'
+            )

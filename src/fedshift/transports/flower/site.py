@@ -1,0 +1,96 @@
+"""What a node does with an envelope: who it is, and the visits that are asked of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedshift.base import errors
+from fedshift.base.errors import ConfigError, FedshiftError, RunError
+from fedshift.base.process import one_thread
+from fedshift.base.version import __version__
+from fedshift.core.config import RunConfig, parse_config
+from fedshift.core.message import Broadcast
+from fedshift.engine.visit import Worker
+from fedshift.transports.flower.envelope import Envelope, seal, unseal
+
+Node = Mapping[str, Any]  # what the node was started with, over what the run was started with
+
+
+OpenWorker = Callable[[RunConfig, Node], Worker]
+
+
+WhoAmI = Callable[[RunConfig, Node], str]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What every letter says of the run: the server decides it, the site plays it."""
+
+    run: str  # RunConfig as JSON
+    version: str = __version__
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Header:
+        """The header of a run."""
+        return cls(config.model_dump_json())
+
+    def read(self) -> RunConfig:
+        """The run's configuration; refuses one of another version, which might mean other bits."""
+        if self.version != __version__:
+            raise ConfigError(
+                f"this site has fedshift {__version__}, the server {self.version}; "
+                "install the same version"
+            )
+        return parse_config({"run": json.loads(self.run)}, "the server's message")
+
+
+def named(run: RunConfig, node: Node) -> str:  # noqa: ARG001  one answer of several
+    """The client that the node was started as: ``--node-config 'client="berlin"'``."""
+    if "client" not in node:
+        raise ConfigError(
+            "this node does not know which client it is; start it with "
+            "--node-config 'client=\"ID\"'"
+        )
+    return str(node["client"])
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Answers letters at a site; a worker is opened per letter, unless the opener keeps it."""
+
+    open_worker: OpenWorker
+    whoami: WhoAmI = named
+
+    def introduce(self, header: Header, node: Node) -> Envelope:
+        """Which client this node is."""
+        return Envelope(json.dumps({"client": self.whoami(header.read(), node)}), {})
+
+    def answer(self, header: Header, envelope: Envelope, node: Node) -> Envelope:
+        """Play every message of the envelope, in order; one envelope of replies."""
+        run = header.read()
+        me = self.whoami(run, node)
+        mail = unseal(envelope, Broadcast)
+        for message in mail:
+            if message.client != me:
+                raise RunError(f"mail for client {message.client} came to {me}; start the run anew")
+        with one_thread():
+            worker = self.open_worker(run, node)
+            return seal([worker.visit(message).own() for message in mail], {})
+
+
+def complaint(error: Exception) -> str:
+    """One line that :func:`heard` understands."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"
+
+
+def heard(client: str, reason: str) -> FedshiftError:
+    """The error that a site told of; errors of ours keep their kind, others name the site."""
+    kind, _, text = reason.partition(": ")
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, FedshiftError):
+        return found(text if client in text else f"site {client}: {text}")
+    return RunError(f"site {client} failed: {' '.join(reason.split()) or 'no reason given'}")

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import torch
 from common import Program, header, interleave, ratios
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.base.tree import Tree
 from fedshift.core.aggregate import Mean
 from fedshift.core.message import Update
 from fedshift.core.net import Scope
 from fedshift.core.registry import BACKBONES, build
-from fedshift.core.reply_stack import Shelf
+from fedshift.core.reply_stack import ReplyStack
 
 CLIENTS = 100
 
@@ -48,9 +48,9 @@ def cohort(method: str, clients: int) -> tuple[SimpleNamespace, list[Update]]:
             for k, v in entries.items()
         }
 
-    shelf = Shelf(clients)  # where a round's replies lie
+    stack = ReplyStack(clients)  # where a round's replies lie
     updates = [
-        shelf.keep(Update(f"c{i}", "train", 1, move(shared), move(own), examples=10))
+        stack.keep(Update(f"c{i}", "train", 1, move(shared), move(own), examples=10))
         for i in range(clients)
     ]
     server = SimpleNamespace(
@@ -73,6 +73,7 @@ def fdse(server: SimpleNamespace, updates: list[Update]) -> None:
 def main(clients: int) -> None:
     """Print the ratios."""
     print(header())
+    tune_process()
     with one_thread():
         plain = cohort("fedavg", clients)
         decomposed = cohort("fdse", clients)

@@ -16,7 +16,7 @@ from common import WORKS, Program, Work, bare, header, interleave, ratios
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.optimiser import Optimisation
 from fedshift.core.registry import BACKBONES
 
@@ -82,6 +82,7 @@ def main() -> None:
     """B100 for several cohorts."""
     print(header())
     work = next(w for w in WORKS if w.name == "B100")
+    tune_process()
     with one_thread():
         programs = {"bare loop": bare(work)}
         for cohort in COHORTS:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.registry import BACKBONES
 from fedshift.data.samples import Domain, Samples
 from fedshift.data.store import read_domain, write_domain
@@ -59,6 +59,7 @@ def batch_share(size: int, backbone: str) -> tuple[float, float, float]:
 
 def main() -> None:
     """Print both."""
+    tune_process()
     with one_thread():
         print(f"10,000 images of 64x64 from a store: {1000 * load_seconds():.0f} ms")
         for backbone, size in (("cnn", 16), ("cnn", 64), ("lenet", 64), ("fedka-cnn", 16)):

@@ -16,7 +16,7 @@ import time
 
 from common import Program, Work, header, interleave, ratios, rounds, scenario
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.config import configure
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="Ray too; takes half a minute to start")
     given = parser.parse_args()
     print(header())
+    tune_process()
     with one_thread():
         here = opened(given.method, Options())
         programs = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from common import Work, header, interleave, ratios, session
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.message import Broadcast, Update
 from fedshift.engine.round import play_round
 from fedshift.transports.inprocess import InProcess
@@ -55,17 +55,17 @@ class Visit:
             steps,
             pair.batch,
         )
-        opened = session(work, method, "inprocess", 1, grants=("client_val", "domain_ids"))
+        opened = session(work, method, "inprocess", 1, allow=("client_val", "domain_ids"))
         assert isinstance(opened.transport, InProcess)
         play_round(opened.server, opened.transport, opened.record)
         opened.server.round += 1
         self.worker = opened.transport.worker
-        self.mail: Broadcast = opened.server.mail("train", min(opened.server.roster))
+        self.messages: Broadcast = opened.server.broadcast("train", min(opened.server.roster))
         self.reply: Update | None = None
 
     def __call__(self) -> None:
         """From the message to the reply; state of round 1 is read again each time."""
-        self.reply = self.worker.visit(self.mail)
+        self.reply = self.worker.visit(self.messages)
 
     @property
     def upload(self) -> int:
@@ -76,6 +76,7 @@ class Visit:
 
 def measure(pair: Pair, steps: int, repeats: int) -> None:
     """Print both methods' milliseconds per step and upload, then the ratios."""
+    tune_process()
     with one_thread():
         visits = {name: Visit(name, pair, steps) for name in (pair.method, pair.base)}
         seconds = interleave(visits, repeats, time.process_time)

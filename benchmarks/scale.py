@@ -22,7 +22,7 @@ from pathlib import Path
 
 from common import Work, header, interleave, ratios, scenario
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.config import configure
 from fedshift.experiment.session import Session, prepare
 
@@ -33,14 +33,15 @@ PER_ROUND = 50
 
 def opened(work: Work, method: str, registered: int, folder: Path) -> Session:
     """A run on disk after its enrolment; nobody is scored."""
-    place = scenario(work, registered=registered, evaluate_every=10_000)
-    config, whole = configure(method, place)
+    chosen = scenario(work, registered=registered, evaluate_every=10_000)
+    config, whole = configure(method, chosen)
     return prepare(config, whole, folder / f"{method}-{registered}")
 
 
 def time_rounds(method: str, repeats: int) -> None:
     """Print the ratio of a round's time to that with the fewest registered."""
     work = Work("scale", "mlp", (64,), 2, PER_ROUND, 8, 16, (("hidden", 128), ("features", 64)))
+    tune_process()
     with tempfile.TemporaryDirectory() as folder, one_thread():
         programs = {}
         for registered in REGISTERED:
@@ -57,6 +58,7 @@ def peak(participants: int, backbone: str) -> None:
     """Print the growth of this process's peak memory over one round, in megabytes."""
     work = Work(f"memory-{backbone}", backbone, (3, 8, 8), 7, participants, 1, 4)
     config, whole = configure("fedavg", scenario(work))
+    tune_process()
     with one_thread():
         session = prepare(config, whole)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

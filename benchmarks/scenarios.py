@@ -15,7 +15,7 @@ import fedshift
 from fedshift.base.errors import DataError
 from fedshift.core.registry import SCENARIOS
 from fedshift.engine.federation import federate
-from fedshift.experiment.progress import Board
+from fedshift.experiment.progress import ProgressBoard
 from fedshift.report.results import Comparison
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +53,7 @@ def row(table: Comparison, name: str) -> str:
 def main() -> None:
     """Run what is missing, then write the table."""
     names = with_data(sys.argv[1:] or ["*"])
-    with Board() as board:
+    with ProgressBoard() as board:
         table = fedshift.compare(["fedavg"], names, seeds=SEEDS, out=RUNS, watch=board.watch)
     head = "| scenario | protocol | round by | accuracy per domain | AVG |\n|---|---|---|---|---|\n"
     TABLE.write_text(head + "\n".join(row(table, name) for name in table.scenarios) + "\n")

@@ -14,7 +14,7 @@ from functools import partial
 
 from common import WORKS, Program, apart, bare, header, interleave, ratios, rounds, session
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 
 REPEATS = 15, 25  # of long samples, and of those of about a second
 
@@ -36,6 +36,7 @@ def per_second(play: Program) -> int:
 def main(wanted: list[str]) -> None:
     """Every work, every program."""
     print(header())
+    tune_process()
     with one_thread():
         for work in WORKS:
             if wanted and work.name not in wanted:

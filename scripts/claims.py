@@ -23,7 +23,7 @@ from fedshift.data.dealing.label_skew import SequentialDirichlet
 from fedshift.data.dealing.partitions import PerDomain
 from fedshift.data.dealing.splits import Random
 from fedshift.evaluate.protocols import evaluate
-from fedshift.experiment.progress import Board
+from fedshift.experiment.progress import ProgressBoard
 from fedshift.experiment.session import Session, prepare
 from fedshift.methods.f2dc.layers import DecouplingNeck
 from fedshift.report.results import Cell, Comparison, RunResult
@@ -49,7 +49,11 @@ class Claim:
 
 PERSONAL = ("personal", "unseen", "unseen-adapted")
 FDSE = ("fedavg", "fedbn", "fdse")
-LEFT_OUT = {"domains": ("caltech", "amazon", "webcam"), "unseen": "dslr", "newcomer": "mean"}
+LEFT_OUT = {
+    "domains": ("caltech", "amazon", "webcam"),
+    "unseen": "dslr",
+    "private_at_new_site": "mean",
+}
 F2DC = ("fedavg", "f2dc", "f2dc[modules=shared]")
 FEDDEBIAS = ("fedavg", "feddebias", "feddebias[max_step=false]")
 COMPONENTS = ("feddebias - contrastive-projector", "feddebias - balanced-output")
@@ -113,7 +117,7 @@ CLAIMS: dict[str, list[Claim]] = {
 
 def measure(claim: Claim) -> str:
     """The table of one claim, running what is missing."""
-    with Board() as board:
+    with ProgressBoard() as board:
         found = fedshift.compare(
             list(claim.methods),
             [claim.scenario],
@@ -139,7 +143,7 @@ def measure(claim: Claim) -> str:
 
 
 def _cell(found: Comparison, runs: list[RunResult], protocol: str, key: str) -> object:
-    return found.cell(runs[0].label, runs[0].config.place, protocol, key)
+    return found.cell(runs[0].label, runs[0].config.scenario_label, protocol, key)
 
 
 def _value(run: RunResult, protocol: str, key: str) -> float:
@@ -162,8 +166,8 @@ def maps(seeds: int = 3) -> str:
     for method in F2DC[1:]:
         found: dict[str, list[float]] = {name: [] for name in names}
         for seed in range(seeds):
-            place = fedshift.find_scenario("digits", protocols=("global",))
-            config, whole = configure(method, place, seed=seed)
+            scenario = fedshift.find_scenario("digits", protocols=("global",))
+            config, whole = configure(method, scenario, seed=seed)
             with one_thread():
                 session = prepare(config, whole, RUNS / config.name)
                 for name in names:

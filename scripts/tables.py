@@ -10,7 +10,7 @@ from PIL import Image
 import fedshift
 from fedshift.core.registry import METHODS
 from fedshift.data.library.embedded import embedded_digits
-from fedshift.experiment.progress import Board
+from fedshift.experiment.progress import ProgressBoard
 from fedshift.report import figures, html
 from fedshift.report.results import Comparison
 
@@ -24,7 +24,7 @@ SHOWN = ("local", "fedavg", "fedbn", "ditto")  # in the picture; the table has a
 def main() -> None:
     """Run what is missing, then write the files."""
     contact_sheet().save(DOCS / "assets" / "digits.png", optimize=True)
-    with Board() as board:
+    with ProgressBoard() as board:
         table = fedshift.compare(list(METHODS.entries()), seeds=SEEDS, out=RUNS, watch=board.watch)
         pooled = fedshift.compare(
             ["fedavg"], ["digits-pooled"], seeds=SEEDS, out=RUNS, watch=board.watch
@@ -56,9 +56,9 @@ def domains(table: Comparison, pooled: Comparison) -> str:
     rows = [(m, table, "digits", "personal") for m in ("local", "fedavg", "fedbn")]
     rows += [("fedavg", table, "digits", "global"), ("fedavg", pooled, "digits-pooled", "global")]
     lines = ["| model | protocol | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
-    for method, source, place, protocol in rows:
+    for method, source, scenario, protocol in rows:
         label = "*pooled data*" if source is pooled else f"`{method}`"
-        cells = [str(source.cell(method, place, protocol, name)) for name in names]
+        cells = [str(source.cell(method, scenario, protocol, name)) for name in names]
         lines.append(f"| {label} | {protocol} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 

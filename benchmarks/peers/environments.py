@@ -52,15 +52,15 @@ USUAL = tuple(name for name in PEERS if name != "flgo-processes")
 
 def make(name: str, folder: Path) -> Path:
     """The interpreter of a framework's environment, which is made if it is not there yet."""
-    place = folder / name
-    interpreter, done = place / "bin" / "python", place / "installed.txt"
+    scenario = folder / name
+    interpreter, done = scenario / "bin" / "python", scenario / "installed.txt"
     version = torch.__version__.partition("+")[0]
     wanted = "\n".join([*PACKAGES[name], f"torch=={version}", "safetensors"])
     if done.exists() and done.read_text() == wanted:
         return interpreter
-    print(f"making {place}: {', '.join(PACKAGES[name])}", file=sys.stderr, flush=True)
-    venv.create(place, clear=True, with_pip=True)
-    pins = place / "pins.txt"
+    print(f"making {scenario}: {', '.join(PACKAGES[name])}", file=sys.stderr, flush=True)
+    venv.create(scenario, clear=True, with_pip=True)
+    pins = scenario / "pins.txt"
     pins.write_text(f"torch=={version}\n")  # no other build, no other version for anybody
     install = [interpreter, "-m", "pip", "install", "--quiet", "--constraint", pins]
     subprocess.run([*install, *wanted.split("\n")], check=True)

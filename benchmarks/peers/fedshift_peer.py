@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from work import HELD_OUT, LR, WORKS, Work, build, floats, stored
 
-from fedshift.base.process import one_thread
+from fedshift.base.process import one_thread, tune_process
 from fedshift.core.config import configure
 from fedshift.core.scenario import Scenario
 from fedshift.data.registry import register_dataset
@@ -95,6 +95,7 @@ def require_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def main() -> None:
     """Play rounds; ``pool`` on the command line takes two workers."""
     work, weights = given()
+    tune_process()
     with one_thread():
         session = open_session(work, "pool" if "pool" in sys.argv else "inprocess")
         server = session.server

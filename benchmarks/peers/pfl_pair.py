@@ -37,9 +37,9 @@ if __name__ == "__main__":
         join(1, sys.argv[3])
     else:
         with tempfile.TemporaryDirectory() as folder:
-            place = str(Path(folder) / "meeting")
+            scenario = str(Path(folder) / "meeting")
             second = subprocess.Popen(
-                [sys.executable, *sys.argv, place], stdin=subprocess.DEVNULL, stdout=2
+                [sys.executable, *sys.argv, scenario], stdin=subprocess.DEVNULL, stdout=2
             )
-            join(0, place)
+            join(0, scenario)
             second.wait()

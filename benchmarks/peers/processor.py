@@ -9,9 +9,9 @@ from pathlib import Path
 def seconds(session: int) -> float:
     """Seconds so far of a session's processes, with those that they have seen end (Linux)."""
     ticks = 0
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    for scenario in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = place.read_text().rpartition(")")[2].split()
+            fields = scenario.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended since we looked
             continue
         if int(fields[3]) == session:

@@ -59,11 +59,11 @@ class Running:
     def answer(self) -> str:
         """Its next line."""
         assert self.process.stdout is not None
-        heard, _, _ = select.select([self.process.stdout], [], [], self.patience)
-        line = self.process.stdout.readline().decode().strip() if heard else ""
+        ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
+        line = self.process.stdout.readline().decode().strip() if ready else ""
         if not line:
             last = (self.log.read_text(errors="replace").strip() or "no word").splitlines()[-1]
-            raise PeerError(f"{'ended' if heard else f'silent for {self.patience:.0f} s'}: {last}")
+            raise PeerError(f"{'ended' if ready else f'silent for {self.patience:.0f} s'}: {last}")
         return line
 
     def ask(self, command: str) -> str:

@@ -8,6 +8,7 @@ from .base.errors import DataError as DataError
 from .base.errors import DivergedError as DivergedError
 from .base.errors import FedshiftError as FedshiftError
 from .base.errors import RunError as RunError
+from .base.process import tune_process as tune_process
 from .base.tree import Tree as Tree
 from .base.version import __version__ as __version__
 from .core.aggregate import Add as Add
@@ -61,6 +62,8 @@ from .engine.compute import Compute as Compute
 from .experiment.compare import compare as compare
 from .experiment.listener import Listener as Listener
 from .experiment.run import run as run
+from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario
+from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult

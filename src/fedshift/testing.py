@@ -33,7 +33,7 @@ from fedshift.data.dealing.partitions import PerDomain
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.build import Plan
-from fedshift.engine.round import collect, convene
+from fedshift.engine.round import collect, negotiate
 from fedshift.engine.visit import Worker
 from fedshift.evaluate.protocols import evaluate
 from fedshift.experiment.session import Options, Session, prepare
@@ -74,12 +74,12 @@ def tiny_scenario(**changes: Any) -> Scenario:
         epochs=2,
         batch_size=4,
         protocols=("personal", "global", "unseen", "unseen-adapted"),
-        grants=("client_val", "domain_ids", "server_unlabelled"),
+        allow=("client_val", "domain_ids", "server_unlabelled"),
     )
     return base.change(**changes)
 
 
-class Tapped(InProcess):
+class RecordingTransport(InProcess):
     """Keeps every message, and visits the sites in an order of its own."""
 
     def __init__(self, worker: Worker, *, backwards: bool = False) -> None:
@@ -87,10 +87,10 @@ class Tapped(InProcess):
         self.backwards = backwards
         self.seen: list[Message] = []
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """As in process."""
-        self.seen += mail
-        for reply in super().deliver(mail[::-1] if self.backwards else mail):
+        self.seen += messages
+        for reply in super().deliver(messages[::-1] if self.backwards else messages):
             if isinstance(reply, Update):
                 self.seen.append(reply.own())
             yield reply
@@ -103,7 +103,7 @@ def start(
     config, whole = configure(method, tiny_scenario(**changes), seed=seed)
     session = prepare(config, whole, path)
     assert isinstance(session.transport, InProcess)
-    session.transport = Tapped(session.transport.worker)
+    session.transport = RecordingTransport(session.transport.worker)
     return session
 
 
@@ -211,7 +211,7 @@ def private_stays_private(method: str | Method) -> None:
     session = play(start(method))
     site = worker(session)
     private = site.keys(Scope.PRIVATE)
-    assert isinstance(session.transport, Tapped)
+    assert isinstance(session.transport, RecordingTransport)
     for message in session.transport.seen:
         leaked = private & (message.shared.keys() | message.personal.keys())
         assert not leaked, f"{message.task} carries {sorted(leaked)[:3]}"
@@ -226,7 +226,7 @@ def private_stays_private(method: str | Method) -> None:
 def order_is_irrelevant(method: str | Method) -> None:
     """Visiting the sites in another order changes nothing."""
     forwards, backwards = start(method), start(method)
-    backwards.transport = Tapped(worker(backwards), backwards=True)
+    backwards.transport = RecordingTransport(worker(backwards), backwards=True)
     require_same(play(forwards), play(backwards), "forwards and backwards")
 
 
@@ -246,13 +246,13 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(start(method, path=path), finished)
             killed.server.round += 1  # half a round: clients have written, nothing is committed
-            first = convene(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
+            first = negotiate(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(start(method, path=path))
             require_same(whole, resumed, f"uninterrupted and killed after round {finished}")
 
 
-class Nosy(Part):
+class IntrusivePart(Part):
     """Looks at everything a part may look at, as clumsily as it can."""
 
     references = frozenset({"received", "initial"})
@@ -279,7 +279,9 @@ class Nosy(Part):
 def looking_leaves_no_trace(method: str | Method) -> None:
     """Probes and frozen references change no bit of the run."""
     _, whole = configure(method, tiny_scenario())
-    require_same(play(start(whole)), play(start(whole.plus(Nosy()))), "without and with a probe")
+    require_same(
+        play(start(whole)), play(start(whole.plus(IntrusivePart()))), "without and with a probe"
+    )
 
 
 def evaluation_leaves_no_trace(method: str | Method) -> None:

@@ -247,7 +247,7 @@ def test_a_disk_that_fills_up_later_keeps_the_finished_rounds(capsys, tmp_path: 
 def test_a_damaged_checkpoint_is_refused(capsys, tmp_path: Path):
     path = tmp_path / "w.safetensors"
     from fedshift.base.errors import RunError
-    from fedshift.base.files import read_tensors, write_tensors
+    from fedshift.base.tensor_files import read_tensors, write_tensors
 
     write_tensors(path, {"w": torch.arange(5.0)}, {"round": 3})
     assert read_tensors(path)[1] == {"round": 3}

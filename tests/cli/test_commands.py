@@ -47,7 +47,9 @@ def test_run_as_json_is_the_summary_and_resume_reads_it_again(fedshift, tmp_path
     args = ["run", "--method", "fedbn", "--scenario", "tiny", "--out", str(out), "--json"]
     first = json.loads(fedshift(*args))
     assert first["method"] == "fedbn"
-    assert set(first["protocols"]) == {"personal"}  # BatchNorm is private and newcomer is refuse
+    assert set(first["protocols"]) == {
+        "personal"
+    }  # BatchNorm is private and private_at_new_site is refuse
     again = json.loads(fedshift("run", "--resume", "--out", str(out), "--json"))
     assert again == first
     assert json.loads(fedshift("show", str(out), "--json")) == {
@@ -66,11 +68,11 @@ def test_settings_reach_method_scenario_backbone_and_partition(fedshift, tmp_pat
     )
     config = json.loads((out / "config.json").read_text())["run"]
     assert config["composition"]["parts"] == [{"name": "proximal", "mu": 0.3}]
-    place = config["scenario"]
-    assert (place["lr"], place["rounds"], place["clients_per_round"]) == (0.01, 1, 1)
-    assert place["protocols"] == ["global", "unseen"]
-    assert place["backbone_options"] == {"width": 2}
-    assert place["partition"]["clients_per_domain"] == 1
+    scenario = config["scenario"]
+    assert (scenario["lr"], scenario["rounds"], scenario["clients_per_round"]) == (0.01, 1, 1)
+    assert scenario["protocols"] == ["global", "unseen"]
+    assert scenario["backbone_options"] == {"width": 2}
+    assert scenario["partition"]["clients_per_domain"] == 1
     assert config["seed"] == 3
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedshift.base.errors import FedshiftError
 from fedshift.cli.data import app
-from fedshift.data.catalogue import CARDS
+from fedshift.data.catalogue import CATALOGUE
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_list_has_one_line_per_dataset_with_licence_and_source():
     assert "not prepared" in lines["pacs"]
     assert "hub flwrlabs/pacs" in lines["pacs"]
     assert "MNIST CC BY-SA 3.0" in lines["digits-4"]
-    assert len(lines) == len(text.splitlines()) == len(CARDS)
+    assert len(lines) == len(text.splitlines()) == len(CATALOGUE)
 
 
 def test_add_then_list_then_inspect(cats, tmp_path):

@@ -84,7 +84,7 @@ def open_client():
     """A client as parts see it when its visit begins: ``open_client(session, id)``."""
 
     def find(session, client):
-        return worker(session)._open(session.server.mail("train", client), defaultdict(dict))
+        return worker(session)._open(session.server.broadcast("train", client), defaultdict(dict))
 
     return find
 

@@ -102,7 +102,7 @@ def test_what_leaves_a_site_lies_the_same_whatever_the_layout():
     session = start("fedavg")
     entries = worker(session).entries
     assert any(not v.is_contiguous() for v in entries.values()), "convolutions are channels-last"
-    sent = worker(session).visit(session.server.mail("train", "dark-0")).shared
+    sent = worker(session).visit(session.server.broadcast("train", "dark-0")).shared
     assert all(v.is_contiguous() for v in sent.values())
 
 
@@ -153,7 +153,7 @@ def test_auto_takes_what_the_machine_has():
 
 def test_lower_precision_moves_the_weights_a_little_and_keeps_their_type():
     scenarios = [tiny_scenario(rounds=1, precision=p) for p in ("float32", "bfloat16")]
-    sessions = [prepare(*configure("fedavg", place)) for place in scenarios]
+    sessions = [prepare(*configure("fedavg", scenario)) for scenario in scenarios]
     for session in sessions:
         session.advance()
     a, b = (session.server.shared for session in sessions)
@@ -186,9 +186,9 @@ def test_an_accelerator_gives_the_processors_numbers(device, method):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_a_compiled_net_gives_the_same_numbers():
-    place = tiny_scenario(rounds=1, backbone="mlp", backbone_options={})
+    scenario = tiny_scenario(rounds=1, backbone="mlp", backbone_options={})
     sessions = [
-        prepare(*configure("fedavg", place), None, Options(compute=Compute(compile=c)))
+        prepare(*configure("fedavg", scenario), None, Options(compute=Compute(compile=c)))
         for c in (False, True)
     ]
     for session in sessions:

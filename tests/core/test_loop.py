@@ -65,7 +65,7 @@ class Gradients(Part):
 
     seen: ClassVar[list] = []
 
-    def correct(self, client, step):
+    def edit_gradients(self, client, step):
         self.seen.append({k for k, p in client.net.named_parameters() if p.grad is not None})
 
 
@@ -364,8 +364,8 @@ def test_a_probe_leaves_no_trace(same_bits, replies):
 def test_training_leaves_received_and_initial_untouched(open_client):
     session = start("fedavg")
     site = worker(session)
-    mail = session.server.mail("train", "dark-0")
-    before = tree.clone(mail.shared)
-    site.visit(mail)
-    assert all(torch.equal(v, mail.shared[k]) for k, v in before.items())
+    messages = session.server.broadcast("train", "dark-0")
+    before = tree.clone(messages.shared)
+    site.visit(messages)
+    assert all(torch.equal(v, messages.shared[k]) for k, v in before.items())
     assert all(torch.equal(v, site.initial[k]) for k, v in before.items())

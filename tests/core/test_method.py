@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedshift.base.errors import ClashError, ConfigError, GrantError, UnknownNameError
+from fedshift.base.errors import ClashError, ConfigError, NotAllowedError, UnknownNameError
 from fedshift.core.aggregate import Add, ByExamples, Mean, Uniform
 from fedshift.core.component import setting
 from fedshift.core.method import Method, Part, Phase
@@ -244,14 +244,16 @@ class Everyone(Part):
 
 
 def test_a_missing_grant_stops_the_run_and_says_how_to_give_it():
-    with pytest.raises(GrantError, match=r"hungry needs a public data set .*--grant public_set"):
+    with pytest.raises(
+        NotAllowedError, match=r"hungry needs a public data set .*--grant public_set"
+    ):
         check_needs(Method((Hungry(),)), tiny_scenario(), 4)
-    check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",), public="tiny"), 4)
+    check_needs(Method((Hungry(),)), tiny_scenario(allow=("public_set",), public="tiny"), 4)
 
 
 def test_what_is_granted_has_to_exist():
     with pytest.raises(ConfigError, match=r"hungry needs a public data set.*scenario\.public"):
-        check_needs(Method((Hungry(),)), tiny_scenario(grants=("public_set",)), 4)
+        check_needs(Method((Hungry(),)), tiny_scenario(allow=("public_set",)), 4)
     alone = tiny_scenario(unseen=None, protocols=("personal",))
     with pytest.raises(ConfigError, match=r"aimed needs a target domain.*scenario\.unseen"):
         check_needs(Method((Aimed(),)), alone, 4)

@@ -24,7 +24,7 @@ CLIENTS = [f"c{i}" for i in range(10)]
         ({"protocols": "none,global"}, "protocols.0 is 'none'"),
         ({"unseen": "dark"}, "domain 'dark' is both trained on and unseen"),
         ({"unseen": None}, "an unseen protocol needs the name of the unseen domain"),
-        ({"grants": ("the-moon",)}, "the-moon.* known: client_val"),
+        ({"allow": ("the-moon",)}, "the-moon.* known: client_val"),
         ({"lr": 0.0}, "lr is 0.0: .*greater than 0"),
         ({"momentum": 1.0}, "momentum is 1.0: .*less than 1"),
         ({"rounds": 0}, "rounds is 0: .*greater than or equal to 1"),
@@ -57,59 +57,59 @@ def test_lists_are_typed_with_commas(typed, meant):
 
 
 def test_a_list_can_be_taken_away():
-    assert tiny_scenario(grants=None).grants == ()
+    assert tiny_scenario(allow=None).allow == ()
     assert tiny_scenario(analyses="").analyses == ()
 
 
 def test_a_scenario_does_not_change():
-    place = tiny_scenario()
+    scenario = tiny_scenario()
     with pytest.raises(ValidationError, match="frozen"):
-        place.lr = 3.0
-    assert place.change(lr=0.5).lr == 0.5
-    assert place.lr == 0.05
+        scenario.lr = 3.0
+    assert scenario.change(lr=0.5).lr == 0.5
+    assert scenario.lr == 0.05
 
 
 def test_asking_for_steps_replaces_epochs_and_a_fraction_replaces_a_number():
-    place = tiny_scenario(epochs=2, clients_per_round=2)
-    assert (place.change(steps=3).epochs, place.change(steps=3).steps) == (None, 3)
-    assert place.change(fraction=0.5).clients_per_round is None
+    scenario = tiny_scenario(epochs=2, clients_per_round=2)
+    assert (scenario.change(steps=3).epochs, scenario.change(steps=3).steps) == (None, 3)
+    assert scenario.change(fraction=0.5).clients_per_round is None
 
 
 def test_asking_for_epochs_replaces_steps_and_a_number_replaces_a_fraction():
     """The same courtesy the other way round."""
-    place = tiny_scenario(steps=2, fraction=0.5)
-    assert (place.change(epochs=3).epochs, place.change(epochs=3).steps) == (3, None)
-    assert place.change(clients_per_round=2).fraction is None
+    scenario = tiny_scenario(steps=2, fraction=0.5)
+    assert (scenario.change(epochs=3).epochs, scenario.change(epochs=3).steps) == (3, None)
+    assert scenario.change(clients_per_round=2).fraction is None
 
 
 def test_a_scenario_survives_json():
-    place = tiny_scenario(clip=1.0, fraction=0.5)
-    assert Scenario.model_validate_json(place.model_dump_json()) == place
+    scenario = tiny_scenario(clip=1.0, fraction=0.5)
+    assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
 
 
 @given(st.integers(0, 5), st.integers(1, 20), st.integers(1, 10), st.randoms())
 def test_a_cohort_is_drawn_without_replacement_from_seed_and_round_alone(seed, round_, size, order):
-    place = tiny_scenario(clients_per_round=size)
-    cohort = place.cohort(seed, round_, CLIENTS)
+    scenario = tiny_scenario(clients_per_round=size)
+    cohort = scenario.cohort(seed, round_, CLIENTS)
     assert len(cohort) == len(set(cohort)) == size
     assert set(cohort) <= set(CLIENTS)
     shuffled = list(CLIENTS)
     order.shuffle(shuffled)
-    assert place.cohort(seed, round_, shuffled) == cohort
+    assert scenario.cohort(seed, round_, shuffled) == cohort
 
 
 def test_rounds_and_seeds_have_cohorts_of_their_own():
-    place = tiny_scenario(clients_per_round=5)
-    by_round = {tuple(place.cohort(0, r, CLIENTS)) for r in range(1, 9)}
-    by_seed = {tuple(place.cohort(s, 1, CLIENTS)) for s in range(8)}
+    scenario = tiny_scenario(clients_per_round=5)
+    by_round = {tuple(scenario.cohort(0, r, CLIENTS)) for r in range(1, 9)}
+    by_seed = {tuple(scenario.cohort(s, 1, CLIENTS)) for s in range(8)}
     assert len(by_round) > 5
     assert len(by_seed) > 5
 
 
 def test_over_many_rounds_every_client_is_drawn_equally_often():
     """Binomial(1000, 0.3): 300 with a deviation of 14.5; four of them."""
-    place = tiny_scenario(clients_per_round=3)
-    drawn = [c for r in range(1, 1001) for c in place.cohort(0, r, CLIENTS)]
+    scenario = tiny_scenario(clients_per_round=3)
+    drawn = [c for r in range(1, 1001) for c in scenario.cohort(0, r, CLIENTS)]
     assert all(abs(drawn.count(c) - 300) < 58 for c in CLIENTS)
 
 
@@ -133,9 +133,9 @@ def test_more_participants_than_clients_is_refused_before_round_1():
 
 
 def test_the_schedule_multiplies_by_the_decay_each_round():
-    place = tiny_scenario(lr=0.8, lr_decay=0.5, momentum=0.9, weight_decay=0.1, clip=3.0)
-    assert place.optimisation(1) == Optimisation("sgd", 0.8, 0.9, 0.1, 3.0)
-    assert [place.optimisation(r).lr for r in (1, 2, 3)] == pytest.approx([0.8, 0.4, 0.2])
+    scenario = tiny_scenario(lr=0.8, lr_decay=0.5, momentum=0.9, weight_decay=0.1, clip=3.0)
+    assert scenario.optimisation(1) == Optimisation("sgd", 0.8, 0.9, 0.1, 3.0)
+    assert [scenario.optimisation(r).lr for r in (1, 2, 3)] == pytest.approx([0.8, 0.4, 0.2])
 
 
 def test_momentum_is_an_optimiser_kind_of_its_own():
@@ -165,6 +165,6 @@ def test_the_confounders_tell_what_moves_numbers():
         {"selection": "last"},
         {"scored": "trained"},
         {"evaluate_every": 3},
-        {"newcomer": "mean"},
+        {"private_at_new_site": "mean"},
     ):
         assert tiny_scenario(**changes).confounders() != plain, changes

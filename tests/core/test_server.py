@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.base.errors import ClashError, GrantError
+from fedshift.base.errors import ClashError, NotAllowedError
 from fedshift.core.aggregate import weighted_mean
 from fedshift.core.message import Broadcast
 from fedshift.core.method import Method, Part
 from fedshift.core.net import Scope, load
 from fedshift.engine.round import exchange
 from fedshift.evaluate.protocols import assemble
-from fedshift.testing import Tapped, play, start, worker
+from fedshift.testing import RecordingTransport, play, start, worker
 
 SIZES = {"bright-0": 7, "bright-1": 6, "dark-0": 11, "dark-1": 11}  # 22 and 13 samples, dealt
 STATISTICS = {
@@ -145,14 +145,16 @@ class OwnHead(Part):
 @pytest.mark.parametrize(("part", "share"), [(PersonalHead(), 0.5), (OwnHead(), 0.0)])
 def test_personal_entries_are_uploaded_mixed_and_sent_back(part, share, replies, sent):
     session = play(start(Method((part,))), 2)
-    updates, mail = replies(session, 1), sent(session, 2)
+    updates, messages = replies(session, 1), sent(session, 2)
     for key in ("head.weight", "head.bias"):
         rows = {c: u.personal[key].numpy() for c, u in updates.items()}
         mean = np.mean(list(rows.values()), axis=0)
         for client, own in rows.items():
             expected = (1 - share) * own + share * mean
-            np.testing.assert_allclose(mail[client].personal[key], expected, rtol=1e-5, atol=1e-7)
-            assert key not in mail[client].shared
+            np.testing.assert_allclose(
+                messages[client].personal[key], expected, rtol=1e-5, atol=1e-7
+            )
+            assert key not in messages[client].shared
             assert key not in updates[client].shared
 
 
@@ -170,11 +172,11 @@ def test_before_its_first_visit_a_client_gets_the_initial_personal_entries(sent)
     session = play(start(Method((PersonalHead(),)), clients_per_round=1, rounds=4))
     first = {}
     for round_ in range(1, 5):
-        for client, mail in sent(session, round_).items():
-            first.setdefault(client, mail)
+        for client, messages in sent(session, round_).items():
+            first.setdefault(client, messages)
     assert len(first) > 1
-    for mail in first.values():
-        for key, value in mail.personal.items():
+    for messages in first.values():
+        for key, value in messages.personal.items():
             assert torch.equal(value, session.server.initial[key])
 
 
@@ -186,7 +188,7 @@ class Letters(Part):
         return {"number": torch.tensor(float(SIZES[client]))}
 
     def finish(self, client):
-        return {"answer": client.mail(self)["number"] * 10}
+        return {"answer": client.payload(self)["number"] * 10}
 
 
 def test_payload_is_written_for_each_client(replies, sent):
@@ -224,22 +226,24 @@ def test_a_client_that_has_not_trained_yet_is_scored_with_the_shared_model(repli
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_newcomer_is_refused_unless_private_entries_are_granted():
-    session = play(start("fedper", newcomer="refuse"), 1)
+def test_a_new_site_is_refused_unless_private_entries_are_allowed():
+    session = play(start("fedper", private_at_new_site="refuse"), 1)
     assert assemble(session.server, session.transport, session.record) is None
     assert set(session.record.metrics[-1]["scores"]) == {"personal"}
-    plain = play(start("fedavg", newcomer="refuse"), 1)  # nothing private, nothing to refuse
+    plain = play(
+        start("fedavg", private_at_new_site="refuse"), 1
+    )  # nothing private, nothing to refuse
     assert "unseen" in plain.record.metrics[-1]["scores"]
 
 
-@pytest.mark.parametrize("newcomer", ["initial", "mean"])
-def test_a_newcomer_gets_initial_or_mean_private_entries(newcomer):
-    session = play(start("fedper", newcomer=newcomer), 2)
+@pytest.mark.parametrize("private_at_new_site", ["initial", "mean"])
+def test_a_new_site_gets_initial_or_mean_private_entries(private_at_new_site):
+    session = play(start("fedper", private_at_new_site=private_at_new_site), 2)
     model = assemble(session.server, session.transport, session.record)
     store = worker(session).store
     for key in ("head.weight", "head.bias"):
         heads = [store.load(c, before=3)["net"][key].numpy() for c in SIZES]
-        if newcomer == "initial":
+        if private_at_new_site == "initial":
             assert torch.equal(model[key], session.server.initial[key])
         else:
             np.testing.assert_allclose(model[key], np.mean(heads, axis=0), rtol=1e-5, atol=1e-7)
@@ -247,7 +251,7 @@ def test_a_newcomer_gets_initial_or_mean_private_entries(newcomer):
         assert torch.equal(model[key], value)
 
 
-def test_a_newcomer_gets_the_mean_of_the_personal_entries():
+def test_a_new_site_gets_the_mean_of_the_personal_entries():
     session = play(start(Method((OwnHead(),))), 1)
     model = assemble(session.server, session.transport, session.record)
     heads = [session.server.personal_of(c)["head.bias"].numpy() for c in SIZES]
@@ -290,14 +294,14 @@ def test_the_server_phase_follows_the_aggregation():
 
 def test_replies_come_largest_client_first_whatever_the_order_of_their_arrival():
     session = start("fedavg")
-    session.transport = Tapped(worker(session), backwards=True)
+    session.transport = RecordingTransport(worker(session), backwards=True)
     server = session.server
     found = exchange(server, session.transport, "score", list(SIZES), session.record)
     assert [u.client for u in found] == sorted(SIZES, key=lambda c: (-SIZES[c], c))
 
 
 def test_domains_are_told_only_if_granted():
-    told, untold = start("fedavg"), start("fedavg", grants=("client_val",))
+    told, untold = start("fedavg"), start("fedavg", allow=("client_val",))
     assert {u.facts.get("domain") for u in told.server.roster.values()} == {"dark", "bright"}
     assert all(u.facts == {} for u in untold.server.roster.values())
 
@@ -323,8 +327,8 @@ def test_what_a_part_writes_at_enrolment_is_there_in_every_visit(tmp_path):
         session = start(Method((Diary(),)), path=path)
         for _ in range(2):
             session.advance()
-        mail = [m.payload for m in session.transport.seen]
-        seen = [payload["diary/seen"] for payload in mail if "diary/seen" in payload]
+        messages = [m.payload for m in session.transport.seen]
+        seen = [payload["diary/seen"] for payload in messages if "diary/seen" in payload]
         assert sorted(set(map(float, seen))) == [6.0, 7.0, 11.0]
         assert len(seen) == 8
 
@@ -340,9 +344,9 @@ class Curious(Part):
 
 def test_the_targets_inputs_reach_clients_without_labels_and_only_if_granted():
     method = Method((Curious(),))
-    with pytest.raises(GrantError, match="--grant client_target_unlabelled"):
+    with pytest.raises(NotAllowedError, match="--grant client_target_unlabelled"):
         start(method)
-    session = start(method, grants=("client_target_unlabelled",))
+    session = start(method, allow=("client_target_unlabelled",))
     session.advance()
     told = [m.payload["curious/labels"] for m in session.transport.seen if m.payload]
     assert len(told) == 4

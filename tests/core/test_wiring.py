@@ -27,7 +27,7 @@ def inputs(**changes) -> list[torch.Tensor]:
     """Training batches of the first client's first visit."""
     SEEN.clear()
     session = start(Method((Witness(),)), **changes)
-    worker(session).visit(session.server.mail("train", "dark-0"))
+    worker(session).visit(session.server.broadcast("train", "dark-0"))
     return list(SEEN)
 
 
@@ -59,21 +59,21 @@ def test_looks_of_the_same_rows_are_split_alike(monkeypatch):
     bare = one.__class__("", one.x, one.y, one.split.clamp(max=1) * 2, one.classes)  # no val rows
     looks = {n: one.__class__(n, bare.x, bare.y, bare.split, bare.classes) for n in ("a", "b")}
     monkeypatch.setattr(federation, "load", lambda *_: looks)
-    place = tiny_scenario(
+    scenario = tiny_scenario(
         domains=("a", "b"),
         unseen=None,
         protocols=("global",),
         split=Given(val=0.3),
         partition=SequentialDirichlet(clients=2, within="aligned"),
     )
-    made = federation.federate(place, 0)
+    made = federation.federate(scenario, 0)
     assert torch.equal(made.domains["a"].train.rows, made.domains["b"].train.rows)
     held = [set(site.data.train.rows.tolist()) for site in made.sites.values()]
     assert not held[0] & held[1]
 
 
 def test_a_public_set_reaches_both_sides_only_where_it_is_granted():
-    session = start("fedavg", public="tiny", grants=("client_val", "public_set"))
+    session = start("fedavg", public="tiny", allow=("client_val", "public_set"))
     rows = sum(len(domain.y) for domain in tiny().values())
     for found in (session.server.resources, worker(session).resources):
         assert len(found["public_set"]) == rows
@@ -82,6 +82,6 @@ def test_a_public_set_reaches_both_sides_only_where_it_is_granted():
 
 
 def test_a_public_set_of_another_shape_is_refused():
-    place = tiny_scenario(public="digits")
+    scenario = tiny_scenario(public="digits")
     with pytest.raises(DataError, match=r"public set 'digits' has inputs of shape .* take one"):
-        federation.public_samples(place, (3, 8, 8))
+        federation.public_samples(scenario, (3, 8, 8))

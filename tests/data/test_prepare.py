@@ -13,13 +13,13 @@ from PIL import Image
 
 from fedshift.base.errors import ConfigError, DataError
 from fedshift.data import store
-from fedshift.data.catalogue import CARDS, Card, Recipe
+from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
 from fedshift.data.library.inspection import find_duplicates, inspect, sheet, write_pages
 from fedshift.data.library.prepare import load, prepare, prepared, read_report, store_of
 from fedshift.data.samples import Domain
 from fedshift.data.sources import images
 
-CARD = Card("mine", "mine", (), 0)
+CARD = DatasetCard("mine", "mine", (), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +50,14 @@ def files(folder):
 
 
 def test_a_store_is_read_back_with_the_names_of_its_files(tmp_path):
-    report = prepare(CARD, Recipe(4), source=tree(tmp_path / "raw"))
+    report = prepare(CARD, Variant(4), source=tree(tmp_path / "raw"))
     assert report == {"left_out": [], "notes": []}
-    domains = load(CARD, Recipe(4))
+    domains = load(CARD, Variant(4))
     assert list(domains) == ["x", "y"]
     assert domains["x"].shape == (3, 4, 4)
     assert (domains["x"].split == 2).sum() == 2
     assert prepared(CARD) == ["4"]
-    ids = store.read_ids(store_of(CARD, Recipe(4)) / "y")
+    ids = store.read_ids(store_of(CARD, Variant(4)) / "y")
     assert ids[0] == "y/a/0.png"
     assert len(ids) == 10
 
@@ -99,7 +99,7 @@ def test_large_stores_are_checked_by_stamp_and_in_full_on_demand(tmp_path, monke
 
 def test_a_small_store_is_hashed_at_every_load(tmp_path):
     prepare(CARD, source=tree(tmp_path / "raw"))
-    path = store_of(CARD, Recipe()) / "x" / "x.npy"
+    path = store_of(CARD, Variant()) / "x" / "x.npy"
     stat, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -135,14 +135,14 @@ def test_who_comes_second_loses_unless_it_is_to_replace(tmp_path):
 
 def test_a_failure_leaves_nothing_and_keeps_what_was_there(tmp_path):
     raw = tree(tmp_path / "raw")
-    prepare(CARD, Recipe(4), source=raw)
+    prepare(CARD, Variant(4), source=raw)
     before = files(tmp_path / "home")
     for path in (raw / "y").rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(DataError, match="domain 'y' has no image that can be read; the first: "):
-        prepare(CARD, Recipe(4), source=raw)
+        prepare(CARD, Variant(4), source=raw)
     assert files(tmp_path / "home") == before
-    assert len(load(CARD, Recipe(4))["y"].y) == 10
+    assert len(load(CARD, Variant(4))["y"].y) == 10
 
 
 def test_a_disk_that_refuses_is_one_line(tmp_path, monkeypatch):
@@ -171,13 +171,13 @@ def test_what_is_left_out_is_reported_and_the_rest_prepared(tmp_path):
     assert list(domains) == ["w", "x", "y"]
     assert domains["x"].classes == ("a", "b", "c")
     assert len(domains["x"].y) == 10
-    assert read_report(store_of(CARD, Recipe())) == report
+    assert read_report(store_of(CARD, Variant())) == report
 
 
 def test_first_use_prepares_and_says_what_was_left_out(tmp_path):
     raw = tree(tmp_path / "raw")
     (raw / "x" / "a" / "0.png").write_text("no image")
-    card = Card("mine", "mine", (), 0, origin=str(raw))
+    card = DatasetCard("mine", "mine", (), 0, origin=str(raw))
     with pytest.warns(
         UserWarning, match=r"mine: 1 left out, the first: x/a/0.png: is not an image"
     ):
@@ -205,24 +205,24 @@ def test_a_source_without_data_says_what_was_expected(make, expected, tmp_path):
 def test_a_card_wants_its_domains_and_classes(tmp_path):
     raw = tree(tmp_path / "raw", ("photo", "Art Painting", "cartoon"), ("dog", "Horse"))
     with pytest.raises(DataError, match="'pacs' has no domain sketch; it has photo, art_painting"):
-        prepare(CARDS["pacs"], source=raw)
+        prepare(CATALOGUE["pacs"], source=raw)
     tree(raw, ("sketch",), ("dog", "horse", "unicorn"))
-    report = prepare(CARDS["pacs"], source=raw)
+    report = prepare(CATALOGUE["pacs"], source=raw)
     assert report["left_out"] == [
         "sketch/unicorn: not of pacs; rename the folder, or add it to the others"
     ]
-    domains = load(CARDS["pacs"])
+    domains = load(CATALOGUE["pacs"])
     assert domains["art_painting"].y.unique().tolist() == [0, 4]  # dog, horse
     assert "domain 'photo' has nothing of class elephant, giraffe" in report["notes"][0]
 
 
 def test_a_part_of_the_classes_is_not_a_lack(tmp_path):
-    raw = tree(tmp_path / "raw", CARDS["domainnet"].domains, ("zebra", "bird", "axe"), 1)
-    recipe = Recipe(only=("bird", "zebra"))
-    assert prepare(CARDS["domainnet-10"], recipe, source=raw) == {"left_out": [], "notes": []}
-    assert load(CARDS["domainnet-10"], recipe)["real"].classes == ("bird", "zebra")
+    raw = tree(tmp_path / "raw", CATALOGUE["domainnet"].domains, ("zebra", "bird", "axe"), 1)
+    variant = Variant(only=("bird", "zebra"))
+    assert prepare(CATALOGUE["domainnet-10"], variant, source=raw) == {"left_out": [], "notes": []}
+    assert load(CATALOGUE["domainnet-10"], variant)["real"].classes == ("bird", "zebra")
     with pytest.raises(DataError, match="no domain has the class whale; there are axe, bird"):
-        prepare(CARDS["domainnet-10"], Recipe(only=("bird", "whale")), source=raw)
+        prepare(CATALOGUE["domainnet-10"], Variant(only=("bird", "whale")), source=raw)
 
 
 def test_domains_of_different_shapes_are_refused(tmp_path):
@@ -235,7 +235,7 @@ def test_domains_of_different_shapes_are_refused(tmp_path):
 
 def test_a_damaged_or_unreadable_store_says_what_to_delete(tmp_path):
     prepare(CARD, source=tree(tmp_path / "raw"))
-    folder = store_of(CARD, Recipe())
+    folder = store_of(CARD, Variant())
     (folder / "x" / "y.npy").unlink()
     with pytest.raises(DataError, match=r"is damaged .*; delete it and prepare it again"):
         load(CARD)
@@ -245,12 +245,12 @@ def test_a_damaged_or_unreadable_store_says_what_to_delete(tmp_path):
 
 
 def test_another_recipe_than_the_prepared_one_is_explained(tmp_path):
-    prepare(CARDS["vlcs"], Recipe(4), source=tree(
-        tmp_path / "raw", CARDS["vlcs"].domains, ("bird", "car"), 1))  # fmt: skip
+    prepare(CATALOGUE["vlcs"], Variant(4), source=tree(
+        tmp_path / "raw", CATALOGUE["vlcs"].domains, ("bird", "car"), 1))  # fmt: skip
     with pytest.raises(DataError, match="'vlcs' is prepared as 4, not as stored; set its size"):
-        load(CARDS["vlcs"])
+        load(CATALOGUE["vlcs"])
     with pytest.raises(ConfigError, match="size is 0; it must be at least 1"):
-        Recipe(0)
+        Variant(0)
 
 
 def test_duplicates_are_counted_within_and_across():
@@ -270,7 +270,7 @@ def test_inspection_writes_a_sheet_and_a_page_that_stands_alone(tmp_path):
     raw = tree(tmp_path / "raw", domains=("<x>", "y"))
     (raw / "y" / "a" / "0.png").write_text("broken")
     prepare(CARD, source=raw)
-    found = inspect("mine", store_of(CARD, Recipe()), verify=True)
+    found = inspect("mine", store_of(CARD, Variant()), verify=True)
     assert found.counts() == [[5, 4], [5, 5]]
     png, page = write_pages(found, tmp_path / "out")
     with Image.open(png) as image:
@@ -290,9 +290,9 @@ def test_vectors_have_no_sheet():
 
 def test_a_domain_that_does_not_fit_in_memory_is_decoded_to_disk(tmp_path, monkeypatch):
     raw = tree(tmp_path / "raw")
-    prepare(CARD, Recipe(4), source=raw)
-    before = {name: one.x.clone() for name, one in load(CARD, Recipe(4)).items()}
+    prepare(CARD, Variant(4), source=raw)
+    before = {name: one.x.clone() for name, one in load(CARD, Variant(4)).items()}
     monkeypatch.setattr(images, "LARGE", 0)
-    prepare(CARD, Recipe(4), source=raw)
-    assert all(torch.equal(one.x, before[name]) for name, one in load(CARD, Recipe(4)).items())
+    prepare(CARD, Variant(4), source=raw)
+    assert all(torch.equal(one.x, before[name]) for name, one in load(CARD, Variant(4)).items())
     assert [p.name for p in (tmp_path / "home").iterdir()] == ["mine"]

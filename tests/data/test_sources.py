@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedshift.base.errors import DataError
-from fedshift.data.catalogue import CARDS, Recipe
+from fedshift.data.catalogue import CATALOGUE, Variant
 from fedshift.data.sources.arrays import mat_source, npz_source
 from fedshift.data.sources.discover import find, is_found, source_folders
 from fedshift.data.sources.hub import load_hub
@@ -159,7 +159,9 @@ def test_ten_in_svhn_is_the_digit_zero(tmp_path):
     savemat(tmp_path / "train_32x32.mat", {"X": x, "y": np.array([[10], [1], [9]])})
     savemat(tmp_path / "test_32x32.mat", {"X": x[..., :1], "y": np.array([[2]])})
     paths = sorted(tmp_path.glob("*.mat"))
-    read = mat_source(paths, "svhn", CARDS["digits-4"].class_names).read(tuple("0123456789"), None)
+    read = mat_source(paths, "svhn", CATALOGUE["digits-4"].class_names).read(
+        tuple("0123456789"), None
+    )
     assert read.domain.y.tolist() == [2, 0, 1, 9]
     assert read.domain.split.tolist() == [2, 0, 0, 0]
     assert read.domain.x[2].unique().tolist() == [5]
@@ -169,7 +171,7 @@ def test_features_of_office_caltech_count_from_one(tmp_path):
     from scipy.io import savemat
 
     savemat(tmp_path / "amazon_SURF_L10.mat", {"fts": np.eye(3), "labels": np.array([1, 2, 11])})
-    names = CARDS["office-caltech10"].class_names
+    names = CATALOGUE["office-caltech10"].class_names
     read = mat_source([tmp_path / "amazon_SURF_L10.mat"], "amazon", names).read(names, None)
     assert read.domain.y.tolist() == [0, 1]
     assert "amazon_SURF_L10/2: label is out of range of 10 classes" in read.left_out[0]
@@ -291,8 +293,8 @@ def test_a_hub_layout_gives_one_source_per_domain(parquet):
 
 
 def test_numbers_of_a_hub_layout_become_the_names_of_the_card(parquet):
-    found = find(CARDS["pacs"], Recipe(), parquet)
-    assert sorted(found.sources[0].classes) == sorted(CARDS["pacs"].class_names)
+    found = find(CATALOGUE["pacs"], Variant(), parquet)
+    assert sorted(found.sources[0].classes) == sorted(CATALOGUE["pacs"].class_names)
 
 
 def test_class_labels_of_a_hub_layout_keep_their_names(tmp_path):
@@ -325,7 +327,7 @@ def test_sources_are_found_by_the_names_of_the_shared_folder(tmp_path, monkeypat
         (tmp_path / name).mkdir()
 
     def names(name, form=""):
-        return [p.name for p in source_folders(CARDS[name], Recipe(form=form))]
+        return [p.name for p in source_folders(CATALOGUE[name], Variant(form=form))]
 
     assert names("office-caltech10") == ["office_caltech10"]
     assert names("digits-4")[0] == "digits"
@@ -335,26 +337,26 @@ def test_sources_are_found_by_the_names_of_the_shared_folder(tmp_path, monkeypat
 
 
 def test_cards_are_consistent():
-    for card in CARDS.values():
+    for card in CATALOGUE.values():
         assert not card.class_names or len(card.class_names) == card.classes, card.name
         assert len(set(card.class_names)) == len(card.class_names)
         assert card.hub or card.where, card.name
-    assert CARDS["office-home"].domain_of("Real World") == "real_world"
-    assert CARDS["office-caltech10"].class_of("back_pack") == "backpack"
-    assert CARDS["digits-4"].class_of("10") == "0"
-    assert os.sep not in "".join(CARDS)
+    assert CATALOGUE["office-home"].domain_of("Real World") == "real_world"
+    assert CATALOGUE["office-caltech10"].class_of("back_pack") == "backpack"
+    assert CATALOGUE["digits-4"].class_of("10") == "0"
+    assert os.sep not in "".join(CATALOGUE)
 
 
 def test_a_source_is_found_only_if_every_domain_is(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSHIFT_SOURCES", str(tmp_path))
     for name in ("amazon", "webcam", "caltech"):
         (tmp_path / "office_caltech10" / name).mkdir(parents=True)
-    assert not is_found(CARDS["cifar100"], Recipe())
-    assert not is_found(CARDS["office-caltech-home"], Recipe())
+    assert not is_found(CATALOGUE["cifar100"], Variant())
+    assert not is_found(CATALOGUE["office-caltech-home"], Variant())
     for name in ("Art", "Clipart", "Product", "Real World"):
         (tmp_path / "office_home" / name).mkdir(parents=True)
-    assert is_found(CARDS["office-caltech-home"], Recipe())
-    assert is_found(CARDS["office-home"], Recipe())
+    assert is_found(CATALOGUE["office-caltech-home"], Variant())
+    assert is_found(CATALOGUE["office-home"], Variant())
 
 
 def test_two_folders_can_make_one_dataset(tmp_path, monkeypatch):
@@ -364,8 +366,8 @@ def test_two_folders_can_make_one_dataset(tmp_path, monkeypatch):
         picture(tmp_path / "office-caltech10" / name / "projector" / "1.jpg")
     for name in ("Art", "Clipart", "Product", "Real World"):
         picture(tmp_path / "office-home" / name / "Backpack" / "1.jpg")
-    found = find(CARDS["office-caltech-home"], Recipe())
-    assert [s.name for s in found.sources] == list(CARDS["office-caltech-home"].domains)
+    found = find(CATALOGUE["office-caltech-home"], Variant())
+    assert [s.name for s in found.sources] == list(CATALOGUE["office-caltech-home"].domains)
     assert found.sources[0].classes == ("backpack", "projector")
     assert found.sources[-1].classes == ("backpack",)
 

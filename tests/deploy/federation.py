@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedshift.base.files import read_tensors
+from fedshift.base.tensor_files import read_tensors
 from fedshift.core.config import RunConfig, configure
 from fedshift.core.server import Policy
 from fedshift.data.dealing.partitions import PerDomain
 from fedshift.deploy import credentials, setup
 from fedshift.deploy.flower.control import Control
 from fedshift.deploy.flower.daemons import free_port, listens
-from fedshift.deploy.folders import ServerPlace, ServerSettings, SitePlace, SiteSettings
+from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings
 from fedshift.deploy.runs import Terms, register, run
 from fedshift.deploy.session import COMPUTE, deployed
 from fedshift.experiment.listener import Listener
@@ -39,11 +39,11 @@ class Deployment:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
-    def server(self) -> ServerPlace:
-        return ServerPlace(self.root / "server")
+    def server(self) -> ServerPaths:
+        return ServerPaths(self.root / "server")
 
-    def site(self, name: str) -> SitePlace:
-        return SitePlace(self.root / name)
+    def site(self, name: str) -> SitePaths:
+        return SitePaths(self.root / name)
 
     def init(self, *sites: str) -> None:
         settings = ServerSettings(host="127.0.0.1", port=self.port, bind="127.0.0.1")
@@ -51,7 +51,7 @@ class Deployment:
         for name in sites:
             self.init_site(name)
 
-    def init_site(self, name: str, **changes: object) -> SitePlace:
+    def init_site(self, name: str, **changes: object) -> SitePaths:
         given = {"id": name, "server": f"127.0.0.1:{self.port}", "trial": True} | changes
         return setup.init_site(self.root / name, SiteSettings(**given), self.server.ca)
 

@@ -19,9 +19,9 @@ from fedshift.deploy import credentials, folders, setup
 from fedshift.deploy.checks import check_certificate, check_server, handshake, reach
 from fedshift.deploy.credentials import Pair
 from fedshift.deploy.folders import (
-    ServerPlace,
+    ServerPaths,
     ServerSettings,
-    SitePlace,
+    SitePaths,
     SiteSettings,
     read_server,
 )
@@ -60,11 +60,11 @@ def _shake_hands(listener: socket.socket, context: ssl.SSLContext) -> None:
             raw.close()
 
 
-def site_that_trusts(folder: Path, authority: Pair) -> SitePlace:
+def site_that_trusts(folder: Path, authority: Pair) -> SitePaths:
     (folder / "trusted").mkdir()
-    place = SitePlace(folder / "trusted")
-    place.ca.write_bytes(authority.certificate)
-    return place
+    paths = SitePaths(folder / "trusted")
+    paths.ca.write_bytes(authority.certificate)
+    return paths
 
 
 def test_a_strict_client_accepts_the_certificate_for_its_names_only(authority, tmp_path: Path):
@@ -105,21 +105,21 @@ def test_a_server_certificate_can_sign_nothing(authority):
 
 
 def test_a_good_certificate_passes_the_sites_check(authority, tmp_path: Path):
-    place = site_that_trusts(tmp_path, authority)
+    paths = site_that_trusts(tmp_path, authority)
     with serving(tmp_path, credentials.issue(authority, ["127.0.0.1"], 40)) as port:
         reach("127.0.0.1", port)
-        assert handshake(place, "127.0.0.1", port).startswith("for 127.0.0.1, 40 days left, TLSv1")
+        assert handshake(paths, "127.0.0.1", port).startswith("for 127.0.0.1, 40 days left, TLSv1")
 
 
 def test_an_expired_certificate_is_told_with_its_date(authority, tmp_path: Path):
-    place = site_that_trusts(tmp_path, authority)
+    paths = site_that_trusts(tmp_path, authority)
     ended = (datetime.now(UTC) + timedelta(days=-2)).strftime("%Y-%m-%d")
     pair = credentials.issue(authority, ["127.0.0.1"], -2)
     with (
         serving(tmp_path, pair) as port,
         pytest.raises(ConfigError, match=f"expired on {ended}; .*server renew"),
     ):
-        handshake(place, "127.0.0.1", port)
+        handshake(paths, "127.0.0.1", port)
 
 
 def test_a_certificate_for_another_name_is_told_with_its_names(authority):
@@ -131,17 +131,17 @@ def test_a_certificate_for_another_name_is_told_with_its_names(authority):
 
 
 def test_a_certificate_of_another_authority_is_told(authority, tmp_path: Path):
-    place = site_that_trusts(tmp_path, authority)
+    paths = site_that_trusts(tmp_path, authority)
     stranger = credentials.issue(credentials.make_authority(), ["127.0.0.1"])
     with (
         serving(tmp_path, stranger) as port,
         pytest.raises(ConfigError, match=r"not of the authority in .*ca\.crt"),
     ):
-        handshake(place, "127.0.0.1", port)
+        handshake(paths, "127.0.0.1", port)
 
 
 def test_a_port_without_tls_and_a_closed_one_are_told(authority, tmp_path: Path):
-    place = site_that_trusts(tmp_path, authority)
+    paths = site_that_trusts(tmp_path, authority)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -153,7 +153,7 @@ def test_a_port_without_tls_and_a_closed_one_are_told(authority, tmp_path: Path)
         thread = threading.Thread(target=answer_plainly)
         thread.start()
         with pytest.raises(ConfigError, match="does not speak TLS"):
-            handshake(place, "127.0.0.1", port)
+            handshake(paths, "127.0.0.1", port)
         thread.join(5)
     with pytest.raises(RunError, match=f"cannot reach 127.0.0.1:{port}: connection refused"):
         reach("127.0.0.1", port)
@@ -192,25 +192,25 @@ def test_a_public_key_that_names_no_site_is_refused(tmp_path: Path):
         credentials.read_public(tmp_path / "b.pub")
 
 
-def server_folder(folder: Path, **changes: object) -> ServerPlace:
+def server_folder(folder: Path, **changes: object) -> ServerPaths:
     settings = ServerSettings(**({"host": "fl.example.org"} | changes))
     return setup.init_server(folder / "server", settings, 90)
 
 
 def test_keys_are_closed_and_what_is_handed_out_is_open(tmp_path: Path):
-    place = server_folder(tmp_path)
+    paths = server_folder(tmp_path)
     site = setup.init_site(
         tmp_path / "site",
         SiteSettings(id="berlin", server="fl.example.org:8000", trial=True),
-        place.ca,
+        paths.ca,
     )
     modes = {
-        p.name: p.stat().st_mode & 0o777 for p in (*place.root.iterdir(), *site.root.iterdir())
+        p.name: p.stat().st_mode & 0o777 for p in (*paths.root.iterdir(), *site.root.iterdir())
     }
     closed = ("ca.key", "server.key", "site.key", "server.toml", "site.toml")
     assert {modes[name] for name in closed} == {0o600}
     assert {modes[name] for name in ("ca.crt", "server.crt", "berlin.pub")} == {0o644}
-    assert {p.stat().st_mode & 0o777 for p in (place.root, site.root, place.flower)} == {0o700}
+    assert {p.stat().st_mode & 0o777 for p in (paths.root, site.root, paths.flower)} == {0o700}
     folders.require_private(site.key)
     site.key.chmod(0o640)
     with pytest.raises(ConfigError, match=r"open to others \(mode 040\); run `chmod 600"):
@@ -218,40 +218,40 @@ def test_keys_are_closed_and_what_is_handed_out_is_open(tmp_path: Path):
 
 
 def test_a_renewed_certificate_is_another_one_of_the_same_authority(tmp_path: Path):
-    place = server_folder(tmp_path)
-    before, root = place.certificate.read_bytes(), place.ca.read_bytes()
-    settings = read_server(place.root).model_copy(update={"names": ("10.0.0.9",)})
+    paths = server_folder(tmp_path)
+    before, root = paths.certificate.read_bytes(), paths.ca.read_bytes()
+    settings = read_server(paths.root).model_copy(update={"names": ("10.0.0.9",)})
     with pytest.raises(ConfigError, match=r"not for 10\.0\.0\.9"):
-        check_server(place, settings)
-    setup.renew(place, settings, 200)
-    assert 199 < check_server(place, settings) <= 200
-    assert place.certificate.read_bytes() != before
-    assert place.ca.read_bytes() == root
-    new = credentials.read(place.certificate.read_bytes(), "server.crt")
+        check_server(paths, settings)
+    setup.renew(paths, settings, 200)
+    assert 199 < check_server(paths, settings) <= 200
+    assert paths.certificate.read_bytes() != before
+    assert paths.ca.read_bytes() == root
+    new = credentials.read(paths.certificate.read_bytes(), "server.crt")
     new.verify_directly_issued_by(credentials.read(root, "ca.crt"))
-    assert place.key.stat().st_mode & 0o777 == 0o600
+    assert paths.key.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_server_that_listens_on_one_address_is_certified_for_it(tmp_path: Path):
-    place = server_folder(tmp_path, bind="10.9.9.9", port=8443)
-    found = credentials.read(place.certificate.read_bytes(), "server.crt")
+    paths = server_folder(tmp_path, bind="10.9.9.9", port=8443)
+    found = credentials.read(paths.certificate.read_bytes(), "server.crt")
     assert credentials.covers(found, "10.9.9.9")
-    assert read_server(place.root).local_address == "10.9.9.9:8443"
+    assert read_server(paths.root).local_address == "10.9.9.9:8443"
     assert ServerSettings(host="x").local_address == "127.0.0.1:8000"
     assert ServerSettings(host="x", bind="::").local_address == "[::1]:8000"
 
 
 def test_nobody_outlives_the_authority(tmp_path: Path):
-    place = server_folder(tmp_path)
+    paths = server_folder(tmp_path)
     with pytest.raises(ConfigError, match="ask for fewer --days"):
-        setup.renew(place, read_server(place.root), 4000)
+        setup.renew(paths, read_server(paths.root), 4000)
 
 
 def test_the_servers_own_expired_certificate_stops_its_start(tmp_path: Path):
-    place = server_folder(tmp_path)
-    setup.renew(place, read_server(place.root), -1)
+    paths = server_folder(tmp_path)
+    setup.renew(paths, read_server(paths.root), -1)
     with pytest.raises(ConfigError, match=r"expired on .*server renew"):
-        check_server(place, read_server(place.root))
+        check_server(paths, read_server(paths.root))
 
 
 def test_the_units_restart_after_the_server_has_let_go_of_a_killed_site(tmp_path: Path):

@@ -15,7 +15,7 @@ from fedshift.cli import main
 from fedshift.deploy import checks
 from fedshift.deploy.checks import About, Data
 from fedshift.deploy.flower.daemons import free_port, supervise
-from fedshift.deploy.folders import SitePlace, read_site
+from fedshift.deploy.folders import SitePaths, read_site
 
 
 def run(capsys, *args: object) -> tuple[int, str, str]:
@@ -151,23 +151,23 @@ def test_a_missing_extra_is_told(capsys, server, monkeypatch):
 
 
 @pytest.fixture
-def place(capsys, server, tmp_path: Path) -> SitePlace:
+def paths(capsys, server, tmp_path: Path) -> SitePaths:
     assert run(capsys, *site_args(server, tmp_path / "site"))[0] == 0
-    return SitePlace(tmp_path / "site")
+    return SitePaths(tmp_path / "site")
 
 
-def test_what_the_server_says_must_fit_the_site(place):
-    settings, version = read_site(place.root), fedshift.__version__
+def test_what_the_server_says_must_fit_the_site(paths):
+    settings, version = read_site(paths.root), fedshift.__version__
     data = Data(("cat", "dog"), (3, 8, 8), {"cat": 1, "dog": 1})
     with pytest.raises(ConfigError, match=r"this site has fedshift .*, the server 9\.9; pip inst"):
-        checks.fits(place, settings, About("9.9", "offline"), data)
+        checks.fits(paths, settings, About("9.9", "offline"), data)
     with pytest.raises(ConfigError, match=r"does not know this site's key; send .*berlin\.pub"):
-        checks.fits(place, settings, About(version, "unknown"), data)
+        checks.fits(paths, settings, About(version, "unknown"), data)
     with pytest.raises(DataError, match=r'has classes \["cat", "dog"\], the federation \["cow"\]'):
-        checks.fits(place, settings, About(version, "offline", ("cow",)), data)
+        checks.fits(paths, settings, About(version, "offline", ("cow",)), data)
     with pytest.raises(DataError, match=r"shape .*, the federation \[3, 9, 9\]; .*or size in"):
-        checks.fits(place, settings, About(version, "offline", data.classes, (3, 9, 9)), data)
-    checks.fits(place, settings, About(version, "registered", data.classes, data.shape), data)
+        checks.fits(paths, settings, About(version, "offline", data.classes, (3, 9, 9)), data)
+    checks.fits(paths, settings, About(version, "registered", data.classes, data.shape), data)
 
 
 def test_the_check_describes_the_data():

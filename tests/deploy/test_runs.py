@@ -10,8 +10,8 @@ import pytest
 
 from fedshift.base.errors import ConfigError, RunError, UnknownNameError
 from fedshift.deploy import runs
-from fedshift.deploy.flower.control import Node
-from fedshift.deploy.folders import ServerPlace, write_private
+from fedshift.deploy.flower.control import RegisteredSite
+from fedshift.deploy.folders import ServerPaths, write_private
 from fedshift.deploy.runs import Request, Terms, Ticket, chosen
 from fedshift.experiment.listener import Listener
 
@@ -20,14 +20,14 @@ from fedshift.experiment.listener import Listener
 class Played:
     """Plays a run in this process when it is started."""
 
-    place: ServerPlace
+    paths: ServerPaths
     fails: str = ""
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
     stopped: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
-    def nodes(self) -> dict[str, Node]:
-        return {name: Node(i, name, "online", b"") for i, name in enumerate(fed.SITES)}
+    def nodes(self) -> dict[str, RegisteredSite]:
+        return {name: RegisteredSite(i, name, "online", b"") for i, name in enumerate(fed.SITES)}
 
     def start(self, request: str) -> int:
         self.requests.append(Request.read(Path(request)))
@@ -54,22 +54,22 @@ class Heard(Listener):
 
 @pytest.fixture
 def control(tmp_path: Path) -> Played:
-    place = ServerPlace(tmp_path / "server")
-    place.flower.mkdir(parents=True)
-    write_private(place.secret, b"one start")
-    return Played(place)
+    paths = ServerPaths(tmp_path / "server")
+    paths.flower.mkdir(parents=True)
+    write_private(paths.secret, b"one start")
+    return Played(paths)
 
 
-def go(control: Played, heard: Listener | None = None):
+def go(control: Played, error_from_site: Listener | None = None):
     config = fed.configured("fedavg")
-    path = control.place.runs / config.name
-    return runs.run(control, config, path, Terms(), heard or Listener())
+    path = control.paths.runs / config.name
+    return runs.run(control, config, path, Terms(), error_from_site or Listener())
 
 
 def test_a_run_is_asked_for_once_watched_and_then_read(control):
-    heard = Heard()
-    result = go(control, heard)
-    assert heard.rounds == [1, 2]
+    error_from_site = Heard()
+    result = go(control, error_from_site)
+    assert error_from_site.rounds == [1, 2]
     assert control.requests[0].nodes == {"bright-0": 1, "dark-0": 0}
     assert go(control).summary == result.summary
     assert len(control.requests) == 1
@@ -85,7 +85,7 @@ def test_a_run_that_fails_says_why_and_is_asked_for_again(control):
 
 
 def test_a_run_that_is_under_way_is_joined(control, monkeypatch):
-    ticket = Ticket(control.place, control.place.runs / fed.configured("fedavg").name)
+    ticket = Ticket(control.paths, control.paths.runs / fed.configured("fedavg").name)
     ticket.number.parent.mkdir()
     ticket.note(7)
     control.states[7] = ("running", "")
@@ -95,25 +95,25 @@ def test_a_run_that_is_under_way_is_joined(control, monkeypatch):
         control.states[7] = ("finished", "")
 
     monkeypatch.setattr(runs.time, "sleep", finish)
-    heard = Heard()
-    go(control, heard)
-    assert heard.rounds == [1, 2]
+    error_from_site = Heard()
+    go(control, error_from_site)
+    assert error_from_site.rounds == [1, 2]
     assert control.requests == control.stopped == []
 
 
 def test_a_run_that_died_with_its_server_is_not_joined(control):
-    ticket = Ticket(control.place, control.place.runs / fed.configured("fedavg").name)
+    ticket = Ticket(control.paths, control.paths.runs / fed.configured("fedavg").name)
     ticket.number.parent.mkdir()
     ticket.note(7)
     control.states[7] = ("running", "")
-    write_private(control.place.secret, b"another start")
+    write_private(control.paths.secret, b"another start")
     go(control)
     assert control.stopped == [7]
     assert len(control.requests) == 1
 
 
 def test_sites_are_chosen_by_name():
-    nodes = {name: Node(i, name, "offline", b"") for i, name in enumerate("abc")}
+    nodes = {name: RegisteredSite(i, name, "offline", b"") for i, name in enumerate("abc")}
     assert chosen(nodes, []) == {"a": 0, "b": 1, "c": 2}
     assert chosen(nodes, ["c", "a"]) == {"a": 0, "c": 2}
     with pytest.raises(UnknownNameError, match="no registered site is called 'd'"):
@@ -125,7 +125,7 @@ def test_sites_are_chosen_by_name():
 def test_noise_from_a_seed_is_refused_before_anybody_is_asked(control):
     config = fed.configured("fedavg + local-dp")
     with pytest.raises(ConfigError, match=r"local-dp\[randomness=system\]"):
-        runs.run(control, config, control.place.runs / config.name, Terms(), Listener())
+        runs.run(control, config, control.paths.runs / config.name, Terms(), Listener())
     assert not control.requests
 
 
@@ -138,5 +138,5 @@ def test_a_target_is_asked_for_before_anybody_is_waited_for(control):
             update={"method": fed.configured(method, target="scenario").method}
         )
         with pytest.raises(ConfigError, match=words):
-            runs.run(control, config, control.place.runs / "x", Terms(), Listener())
+            runs.run(control, config, control.paths.runs / "x", Terms(), Listener())
     assert control.requests == []

@@ -18,13 +18,13 @@ from fedshift.core.config import configure
 from fedshift.core.server import Policy
 from fedshift.deploy import session, sites
 from fedshift.deploy.flower import apps
-from fedshift.deploy.folders import SitePlace, SiteSettings, read_site, write_settings
+from fedshift.deploy.folders import SitePaths, SiteSettings, read_site, write_settings
 from fedshift.deploy.runs import Request, last_round
 from fedshift.deploy.session import deployed, federation_of, play_request
 from fedshift.deploy.sites import Facts, own_federation, read_folder
 from fedshift.experiment.scenario import find_scenario
 from fedshift.runs.record import Record
-from fedshift.transports.flower.grid import GridPost, InMemoryGrid
+from fedshift.transports.flower.grid import FlowerGrid, InMemoryGrid
 
 COUNTS = {"cat": 15, "dog": 10}
 
@@ -39,12 +39,12 @@ def images(folder: Path, counts=COUNTS, size: int = 8) -> Path:
     return folder
 
 
-def make_site(root: Path, name: str, **changes: object) -> SitePlace:
-    place = SitePlace(root / name)
-    place.root.mkdir()
+def make_site(root: Path, name: str, **changes: object) -> SitePaths:
+    paths = SitePaths(root / name)
+    paths.root.mkdir()
     given = {"id": name, "server": "127.0.0.1:1", "folder": str(root / f"{name}-images")} | changes
-    write_settings(place.settings, SiteSettings(**given), "site")
-    return place
+    write_settings(paths.settings, SiteSettings(**given), "site")
+    return paths
 
 
 def folder_run(method: str = "fedbn", target: str | None = None, **changes: object):
@@ -56,8 +56,8 @@ def folder_run(method: str = "fedbn", target: str | None = None, **changes: obje
 
 def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
     images(tmp_path / "berlin-images")
-    place = make_site(tmp_path, "berlin", domain="mri-a")
-    own = own_federation(place, folder_run())
+    paths = make_site(tmp_path, "berlin", domain="mri-a")
+    own = own_federation(paths, folder_run())
     assert own.classes == ("cat", "dog")
     assert own.shape == (3, 8, 8)
     assert own.sites["berlin"].domain == "mri-a"
@@ -75,25 +75,25 @@ def test_a_site_that_talks_nonsense_is_refused(words):
 
 def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, monkeypatch):
     folder = images(tmp_path / "berlin-images")
-    place = make_site(tmp_path, "berlin")
-    first = sites.open_folder(place, read_site(place.root))
+    paths = make_site(tmp_path, "berlin")
+    first = sites.open_folder(paths, read_site(paths.root))
     with monkeypatch.context() as patch:
         patch.setattr(
             "fedshift.data.sources.images.decode", lambda *_: pytest.fail("decoded again")
         )
-        again = sites.open_folder(place, read_site(place.root))
+        again = sites.open_folder(paths, read_site(paths.root))
     assert again.x.equal(first.x)
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "cat" / "new.png")
-    assert len(sites.open_folder(place, read_site(place.root)).y) == len(first.y) + 1
+    assert len(sites.open_folder(paths, read_site(paths.root)).y) == len(first.y) + 1
 
 
 def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path):
-    place = make_site(tmp_path, "berlin")
+    paths = make_site(tmp_path, "berlin")
     with pytest.raises(DataError, match="is not a folder; set folder in"):
-        sites.open_folder(place, read_site(place.root))
+        sites.open_folder(paths, read_site(paths.root))
     (tmp_path / "berlin-images").mkdir()
     with pytest.raises(DataError, match="has no images; expected"):
-        sites.open_folder(place, read_site(place.root))
+        sites.open_folder(paths, read_site(paths.root))
     images(tmp_path / "paris-images")
     other = make_site(tmp_path, "paris", classes=("cat", "cow"))
     with pytest.raises(DataError, match="has the class 'dog', which is not one of cat, cow"):
@@ -102,8 +102,8 @@ def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path):
 
 def test_a_class_without_images_can_be_named(tmp_path: Path):
     images(tmp_path / "berlin-images")
-    place = make_site(tmp_path, "berlin", classes=("ant", "cat", "dog"))
-    domain = sites.open_folder(place, read_site(place.root))
+    paths = make_site(tmp_path, "berlin", classes=("ant", "cat", "dog"))
+    domain = sites.open_folder(paths, read_site(paths.root))
     assert domain.classes == ("ant", "cat", "dog")
     assert set(domain.y.tolist()) == {1, 2}
 
@@ -140,9 +140,13 @@ def test_sites_come_in_the_order_of_the_scenarios_domains():
 def test_a_server_without_data_scores_sites_on_their_own_and_grants_nothing_it_lacks():
     digits = find_scenario("digits")
     there = deployed(digits)
-    assert (there.protocols, there.unseen, there.newcomer) == (("personal",), None, "refuse")
-    assert "server_unlabelled" in digits.grants
-    assert "server_unlabelled" not in there.grants
+    assert (there.protocols, there.unseen, there.private_at_new_site) == (
+        ("personal",),
+        None,
+        "refuse",
+    )
+    assert "server_unlabelled" in digits.allow
+    assert "server_unlabelled" not in there.allow
     assert there.lr == digits.lr
 
 
@@ -160,7 +164,7 @@ class Many:
         monkeypatch.setattr(apps, "respond", respond)
         monkeypatch.setattr("fedshift.transports.flower.grid.respond", respond)
 
-    def request(self, config, *names: str, **changes: object) -> tuple[Request, GridPost]:
+    def request(self, config, *names: str, **changes: object) -> tuple[Request, FlowerGrid]:
         grid = InMemoryGrid(apps.client, [{"name": name} for name in names])
         nodes = {
             name: node
@@ -169,7 +173,7 @@ class Many:
         }
         path, expects = self.root / "run", self.root / "expects.json"
         given = {"config": config, "path": path, "expects": expects, "nodes": nodes, "connect": 0.1}
-        return Request(**(given | changes)), GridPost(grid)
+        return Request(**(given | changes)), FlowerGrid(grid)
 
 
 @pytest.fixture
@@ -325,9 +329,9 @@ def test_a_site_with_too_few_images_hears_of_it(two, capsys):
 
 
 def test_a_trial_site_that_the_scenario_does_not_have_is_told(tmp_path: Path):
-    place = make_site(tmp_path, "nowhere-0", trial=True, folder=None)
+    paths = make_site(tmp_path, "nowhere-0", trial=True, folder=None)
     with pytest.raises(UnknownNameError, match="'nowhere-0'"):
-        own_federation(place, fed.configured("fedavg"))
+        own_federation(paths, fed.configured("fedavg"))
     assert os.environ.get("FEDSHIFT_SITE") is None
 
 

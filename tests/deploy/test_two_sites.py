@@ -130,7 +130,7 @@ def test_no_secret_is_in_a_process_list_a_log_or_an_open_file(deployment):
     looker = Looker(deployment)
     deployment.run(fed.configured("fedavg", lr=0.01), looker)
     places = [deployment.server, *map(deployment.site, SITES)]
-    secrets = [place.secret.read_bytes().hex() for place in places]
+    secrets = [paths.secret.read_bytes().hex() for paths in places]
     logs = "".join(log.read_text() for log in deployment.root.glob("*.log"))
     assert any("superlink" in line for line in looker.seen)
     for line in (*looker.seen, logs):
@@ -138,11 +138,11 @@ def test_no_secret_is_in_a_process_list_a_log_or_an_open_file(deployment):
         assert "PRIVATE KEY" not in line
         assert not any(secret in line for secret in secrets)
     public = (".crt", ".pub", ".service")
-    for place in places:
-        assert place.root.stat().st_mode & 0o777 == 0o700
-        files = [p for p in place.root.rglob("*") if p.is_file() and p.suffix not in public]
+    for paths in places:
+        assert paths.root.stat().st_mode & 0o777 == 0o700
+        files = [p for p in paths.root.rglob("*") if p.is_file() and p.suffix not in public]
         assert [p for p in files if p.stat().st_mode & 0o077] == []
-        assert place.secret in files
+        assert paths.secret in files
 
 
 def test_nothing_but_loopback_is_spoken_to(deployment):

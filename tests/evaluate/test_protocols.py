@@ -34,7 +34,7 @@ class Homely(Part):
     head_too: bool = setting(False, "keep a bias of the head as well")
 
     @property
-    def at_home(self):
+    def scored_at_sites(self):
         return self.stay
 
     def build(self, net):
@@ -71,15 +71,15 @@ def test_a_domain_scored_at_home_is_the_mean_over_its_clients():
     assert found.domains == pytest.approx({d: np.mean(v) for d, v in own.items()})
 
 
-def test_at_home_no_private_entry_travels_and_newcomers_are_refused():
+def test_scored_at_sites_no_private_entry_travels_and_new_sites_are_refused():
     session = play(start(Method((Homely(),))))
     assert "unseen" not in scores(session)
     assert not any("shift" in k for m in session.transport.seen for k in m.personal | m.shared)
     assert "global" not in scores(play(start(Method((Homely(stay=False),)))))
 
 
-def test_a_newcomer_with_none_gets_the_net_without_the_private_neck():
-    session = play(start(Method((Homely(),)), newcomer="none"))
+def test_a_new_site_with_none_gets_the_net_without_the_private_neck():
+    session = play(start(Method((Homely(),)), private_at_new_site="none"))
     found = scores(session)["unseen"]["test"]
     net = worker(session).net
     load(net, session.server.shared)
@@ -91,5 +91,5 @@ def test_a_newcomer_with_none_gets_the_net_without_the_private_neck():
 
 
 def test_none_has_no_answer_when_more_than_necks_is_private():
-    session = play(start(Method((Homely(head_too=True),)), newcomer="none"), 1)
+    session = play(start(Method((Homely(head_too=True),)), private_at_new_site="none"), 1)
     assert "unseen" not in scores(session)

@@ -107,9 +107,9 @@ def open_client():
     """A client as parts see it when its visit begins: ``open_client(session, id)``."""
 
     def find(session, client, state=None):
-        mail = session.server.mail("train", client)
+        messages = session.server.broadcast("train", client)
         kept = defaultdict(dict, state or {})
-        return worker(session)._open(mail, kept)
+        return worker(session)._open(messages, kept)
 
     return find
 

@@ -51,12 +51,12 @@ def test_the_pull_is_half_lam_times_the_squared_distance(bowls, replies):
     """Logged before the step: after round 1 the branch is still at theta_0 when round 2 opens."""
     session = play(bowls.start(PersonalModel(0.9), steps=1), 2)
     (update,) = (u for u in replies(session, 2) if u.client == "left-0")
-    (mail,) = (
+    (messages,) = (
         m
         for m in session.transport.seen
         if m.task == "train" and m.round == 2 and m.client == "left-0" and not hasattr(m, "steps")
     )
-    gap = mail.shared["bowl.w"].numpy() - bowls.w
+    gap = messages.shared["bowl.w"].numpy() - bowls.w
     assert update.metrics[NAME] == pytest.approx(0.5 * 0.9 * (gap**2).sum(), rel=1e-5)
 
 

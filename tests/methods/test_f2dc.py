@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.base.errors import ConfigError, GrantError
+from fedshift.base.errors import ConfigError, NotAllowedError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.message import Update
 from fedshift.core.method import Method
@@ -74,13 +74,13 @@ def test_its_gradient_is_that_of_equation_5(drawn):
     decoupler_loss(
         **leaves, y=torch.from_numpy(y), wrong=torch.from_numpy(wrong), tau=0.3
     ).backward()
-    for key, place in (("pooled", (0, 1, 2)), ("pooled", (1, 4, 6)), ("logits", (1, 2, 3))):
+    for key, scenario in (("pooled", (0, 1, 2)), ("pooled", (1, 4, 6)), ("logits", (1, 2, 3))):
         slope = 0.0
         for side in (1, -1):
             moved = {k: v.copy() for k, v in fixed.items()}
-            moved[key][place] += side * 1e-6
+            moved[key][scenario] += side * 1e-6
             slope += side * equation_5(moved["pooled"], moved["logits"], y, wrong, 0.3) / 2e-6
-        assert float(leaves[key].grad[place]) == pytest.approx(slope, rel=1e-5)
+        assert float(leaves[key].grad[scenario]) == pytest.approx(slope, rel=1e-5)
 
 
 def test_the_correctors_loss_is_equation_7(drawn):
@@ -192,9 +192,9 @@ def test_q_counts_every_domain_of_the_federation_not_only_those_that_are_there(t
 
 
 def test_domains_have_to_be_known():
-    with pytest.raises(GrantError, match=r"domain-aware needs .*add --grant domain_ids"):
-        start("f2dc", grants=("client_val",))
-    start("fedavg + decouple-and-correct", grants=("client_val",))
+    with pytest.raises(NotAllowedError, match=r"domain-aware needs .*add --grant domain_ids"):
+        start("f2dc", allow=("client_val",))
+    start("fedavg + decouple-and-correct", allow=("client_val",))
 
 
 # where the modules live
@@ -226,9 +226,9 @@ def test_global_scores_a_domain_with_the_modules_of_its_own_clients(state_of):
 
 def test_a_new_site_gets_what_the_scenario_declares():
     rows = {}
-    for newcomer in ("refuse", "mean", "none"):
-        session = play(start("f2dc", newcomer=newcomer, rounds=2))
-        rows[newcomer] = session.record.metrics[-1]["scores"]
+    for private_at_new_site in ("refuse", "mean", "none"):
+        session = play(start("f2dc", private_at_new_site=private_at_new_site, rounds=2))
+        rows[private_at_new_site] = session.record.metrics[-1]["scores"]
     assert "unseen" not in rows["refuse"]
     assert rows["mean"]["unseen"] != rows["none"]["unseen"]
     assert rows["mean"]["global"] == rows["none"]["global"] == rows["refuse"]["global"]

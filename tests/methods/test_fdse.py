@@ -11,7 +11,7 @@ from fedshift.core.loop import Batch, Step
 from fedshift.core.method import Part
 from fedshift.core.net import Scope
 from fedshift.core.registry import BACKBONES, build, register_backbone
-from fedshift.methods.fdse.layers import Recipe, decompose, decomposed
+from fedshift.methods.fdse.layers import LayerForm, decompose, decomposed
 from fedshift.methods.fdse.method import (
     DecomposeLayers,
     StatisticsConsistency,
@@ -31,7 +31,7 @@ def cnn_in_two(shape, classes, width=4):
     """The tiny scenario's net, taken apart by hand with the weights that the part would draw."""
     net = BACKBONES.get("cnn").build(shape, classes, width)
     with seeds.fork(0, "build", "decompose-layers"):
-        decompose(net, Recipe())
+        decompose(net, LayerForm())
     return net
 
 

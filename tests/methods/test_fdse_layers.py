@@ -12,7 +12,13 @@ from torch import nn
 from fedshift.base.errors import ConfigError
 from fedshift.core.net import Net
 from fedshift.core.registry import BACKBONES
-from fedshift.methods.fdse.layers import Decomposed, Recipe, batch_statistics, decompose, decomposed
+from fedshift.methods.fdse.layers import (
+    Decomposed,
+    LayerForm,
+    batch_statistics,
+    decompose,
+    decomposed,
+)
 from fedshift.methods.fdse.method import DecomposeLayers
 from fedshift.testing import start
 
@@ -66,7 +72,7 @@ def test_alexnet_has_the_parameters_and_macs_of_table_4():
     assert count(net) == 12_971_079
     assert multiplications(decomposed=False) * 50 == pytest.approx(4.40e10, rel=2e-3)
     assert measured(net) == multiplications(decomposed=False)
-    decompose(net, Recipe(padding="half"))
+    decompose(net, LayerForm(padding="half"))
     assert count(net) == 6_505_959
     assert multiplications(decomposed=True, half=True) * 50 == pytest.approx(2.22e10, rel=1e-3)
     assert measured(net) == multiplications(decomposed=True, half=True)
@@ -74,7 +80,7 @@ def test_alexnet_has_the_parameters_and_macs_of_table_4():
 
 def test_the_layers_own_padding_costs_a_little_less():
     net = backbone("alexnet-bn", (3, 256, 256))
-    decompose(net, Recipe())
+    decompose(net, LayerForm())
     assert count(net) == 6_505_959
     assert net.conv1[0].dfe.padding == (2, 2)
     assert measured(net) == multiplications(decomposed=True)
@@ -84,7 +90,7 @@ def test_the_layers_own_padding_costs_a_little_less():
 def test_the_later_release_has_the_identity_in_its_linear_layers_too():
     """6,504,935: one weight less for each of the two times 512 features that are passed on."""
     net = backbone("alexnet-bn", (3, 64, 64))
-    decompose(net, Recipe(form="ghost-everywhere"))
+    decompose(net, LayerForm(form="ghost-everywhere"))
     assert count(net) == 6_504_935
 
 
@@ -118,8 +124,8 @@ def drawn(module):
 @pytest.mark.parametrize(("ratio", "outputs"), [(2, 6), (3, 7)])
 @pytest.mark.parametrize(("relu", "own"), [(True, True), (True, False), (False, False)])
 def test_a_conv_layer_is_equations_2_and_3(form, ratio, outputs, relu, own):
-    recipe = Recipe(ratio, form, inner_relu=relu)
-    layer = drawn(Decomposed(nn.Conv2d(3, outputs, 5, 2, 1), recipe, own_norm=own))
+    layer_form = LayerForm(ratio, form, inner_relu=relu)
+    layer = drawn(Decomposed(nn.Conv2d(3, outputs, 5, 2, 1), layer_form, own_norm=own))
     x = np.random.default_rng(0).normal(size=(4, 3, 9, 9))
     weights = {k: p.detach().numpy() for k, p in layer.named_parameters()}
     a = conv(x, weights["dfe.weight"], 1, 2) + weights["dfe.bias"][:, None, None]
@@ -141,7 +147,7 @@ def test_a_conv_layer_is_equations_2_and_3(form, ratio, outputs, relu, own):
 @pytest.mark.parametrize(("ratio", "outputs"), [(2, 6), (3, 7)])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_linear_layer_is_equations_2_and_3(form, ratio, outputs, own):
-    layer = drawn(Decomposed(nn.Linear(5, outputs), Recipe(ratio, form), own_norm=own))
+    layer = drawn(Decomposed(nn.Linear(5, outputs), LayerForm(ratio, form), own_norm=own))
     x = np.random.default_rng(1).normal(size=(8, 5))
     weights = {k: p.detach().numpy() for k, p in layer.named_parameters()}
     a = np.maximum(normalise(x @ weights["dfe.weight"].T + weights["dfe.bias"], layer.bn_dse), 0)
@@ -154,7 +160,7 @@ def test_a_linear_layer_is_equations_2_and_3(form, ratio, outputs, own):
 
 def test_an_extractor_starts_as_the_first_filters_of_the_layer():
     f = nn.Conv2d(3, 7, 3)
-    layer = Decomposed(f, Recipe(), own_norm=False)
+    layer = Decomposed(f, LayerForm(), own_norm=False)
     assert torch.equal(layer.dfe.weight, f.weight[:4])
     assert torch.equal(layer.dfe.bias, f.bias[:4])
 

@@ -55,7 +55,7 @@ def consistency_on(net, samples, wanted):
 
 
 def test_adaptation_fits_the_erasers_alone_to_unlabelled_inputs():
-    session = play(start("fdse", newcomer="mean"), 3)
+    session = play(start("fdse", private_at_new_site="mean"), 3)
     net = session.server.net
     kept = tree.clone(net.state_dict())
     wanted = statistics(net, kept)
@@ -75,7 +75,7 @@ def test_adaptation_fits_the_erasers_alone_to_unlabelled_inputs():
 
 def test_the_erasers_descend_on_the_consistency():
     """Beyond what BN_DSE's statistics do by themselves, which is all that remains at rate 0."""
-    session = play(start("fdse", newcomer="mean"))
+    session = play(start("fdse", private_at_new_site="mean"))
     net, kept, found = session.server.net, tree.clone(session.server.net.state_dict()), []
     wanted = statistics(net, kept)
     for rate in (0.0, 3.0):
@@ -87,10 +87,10 @@ def test_the_erasers_descend_on_the_consistency():
 
 
 def test_a_new_site_is_scored_as_it_is_and_adapted():
-    session = play(start("fdse[adapt_epochs=20, adapt_lr=0.05]", newcomer="mean"))
+    session = play(start("fdse[adapt_epochs=20, adapt_lr=0.05]", private_at_new_site="mean"))
     scores = session.record.metrics[-1]["scores"]
     assert scores["unseen"] != scores["unseen-adapted"]
-    still = play(start("fdse[adapt_epochs=0]", newcomer="mean"))
+    still = play(start("fdse[adapt_epochs=0]", private_at_new_site="mean"))
     scores = still.record.metrics[-1]["scores"]
     assert scores["unseen"] == scores["unseen-adapted"]
 

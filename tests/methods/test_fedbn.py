@@ -111,7 +111,9 @@ def test_a_trailing_single_input_does_not_stop_the_adaptation():
 
 @pytest.mark.parametrize("protocol", ["unseen", "unseen-adapted"])
 def test_an_unseen_site_is_scored_with_what_the_scenario_grants(protocol):
-    refused = play(start("fedbn", newcomer="refuse"), 1).record.metrics[-1]["scores"]
-    granted = play(start("fedbn", newcomer="initial"), 1).record.metrics[-1]["scores"]
+    refused = play(start("fedbn", private_at_new_site="refuse"), 1).record.metrics[-1]["scores"]
+    allowed_data = play(start("fedbn", private_at_new_site="initial"), 1).record.metrics[-1][
+        "scores"
+    ]
     assert protocol not in refused
-    assert protocol in granted
+    assert protocol in allowed_data

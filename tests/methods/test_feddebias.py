@@ -24,7 +24,7 @@ from fedshift.testing import finite_and_moving, play, start, worker
 
 NAME = ContrastiveProjector().name
 PSEUDO = PseudoData().name
-PUBLIC = {"public": "tiny", "grants": ("public_set", "client_val", "server_unlabelled")}
+PUBLIC = {"public": "tiny", "allow": ("public_set", "client_val", "server_unlabelled")}
 WIDTHS = (6, 5)
 
 
@@ -183,7 +183,7 @@ def test_one_batch_is_algorithm_1(max_step):
     session = start(words, steps=1, backbone_options={"width": 4, "norm": "group"}, lr=0.5)
     session.server.round = 1
     expected = one_step(session, 0.7, 1.5, max_step=max_step)
-    found = worker(session).visit(session.server.mail("train", "dark-0")).shared
+    found = worker(session).visit(session.server.broadcast("train", "dark-0")).shared
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6, msg=key)
@@ -314,7 +314,9 @@ def test_a_component_whose_weight_is_zero_is_a_component_less(same):
 def test_pseudo_data_leaves_batch_norm_statistics_to_the_data():
     """After one step they are FedAvg's: both saw the same batch with the same weights."""
     plain, debiased = (start(m, steps=1) for m in ("fedavg", "feddebias"))
-    a, b = (worker(s).visit(s.server.mail("train", "dark-0")).shared for s in (plain, debiased))
+    a, b = (
+        worker(s).visit(s.server.broadcast("train", "dark-0")).shared for s in (plain, debiased)
+    )
     statistics = [k for k in a if "running" in k or "num_batches" in k]
     assert statistics
     assert all(torch.equal(a[k], b[k]) for k in statistics)

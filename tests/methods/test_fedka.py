@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedshift.base.errors import ConfigError, GrantError
+from fedshift.base.errors import ConfigError, NotAllowedError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.method import Method, Part, Phase
 from fedshift.core.net import call_frozen
@@ -59,8 +59,8 @@ def backbone(entries):
 )
 def test_lambda_0_is_fedavg(same, target_at, changes):
     method = f"fedka[gamma=0, target_at={target_at}, matched=8]"
-    found = shared(method, grants=GRANTS, **changes)
-    same(backbone(found), shared("fedavg", grants=GRANTS, **changes))
+    found = shared(method, allow=GRANTS, **changes)
+    same(backbone(found), shared("fedavg", allow=GRANTS, **changes))
     assert any(k.startswith("extra.global-disentangler") for k in found)
 
 
@@ -103,7 +103,7 @@ def test_every_ablation_runs_and_moves_what_it_keeps(same, without):
 )
 @pytest.mark.usefixtures("bowls")
 def test_images_with_a_deep_head_and_vectors_are_aligned_on_their_features(method, changes):
-    session = play(start(method, grants=GRANTS, rounds=2, **changes))
+    session = play(start(method, allow=GRANTS, rounds=2, **changes))
     width = session.server.net.shapes()["features"][0]
     first = session.server.shared["extra.global-disentangler.0.weight"]
     assert first.shape == (100, width)
@@ -127,9 +127,9 @@ def test_features_of_the_target_are_what_travels_once_and_nothing_returns(first,
     method = method.without("global-disentangler") if first == PARTS[1] else method
     session = play(start(method))
     rounds = [sent(session, r) for r in (1, 2, 3)]
-    for mail in rounds:
-        assert all(payload.keys() == {f"{first}/target"} for payload in mail.values())
-    tables = [mail["dark-0"][f"{first}/target"] for mail in rounds]
+    for messages in rounds:
+        assert all(payload.keys() == {f"{first}/target"} for payload in messages.values())
+    tables = [messages["dark-0"][f"{first}/target"] for messages in rounds]
     width = session.server.net.shapes()["features"][0]
     assert [t.shape for t in tables] == [(7, width)] * 3
     assert not torch.equal(tables[0], tables[1])
@@ -151,13 +151,13 @@ def test_they_are_rows_of_the_sent_encoder_in_eval_mode():
 
 
 def test_with_the_target_at_the_clients_nothing_is_sent():
-    session = play(start("fedka[target_at=client]", grants=GRANTS), 1)
+    session = play(start("fedka[target_at=client]", allow=GRANTS), 1)
     assert all(payload == {} for payload in sent(session, 1).values())
 
 
 def visit(open_client, method, **changes):
     """A client in round 2 of 3 with mail, and a batch."""
-    session = play(start(method, grants=GRANTS, **changes), 1)
+    session = play(start(method, allow=GRANTS, **changes), 1)
     session.server.round = 2
     client = open_client(session, "dark-0")
     client.net.train()
@@ -324,7 +324,7 @@ def test_inputs_that_were_gathered_are_not_kept(state_of):
 )
 def test_every_setting_changes_something(setting):
     base, found = (
-        shared(f"fedka{given} - federated-voting", grants=GRANTS, steps=6, rounds=2)
+        shared(f"fedka{given} - federated-voting", allow=GRANTS, steps=6, rounds=2)
         for given in ("", f"[{setting}]")
     )
     assert any(not torch.equal(v, base[k]) for k, v in backbone(found).items())
@@ -335,17 +335,17 @@ def test_without_a_target_one_line_says_what_to_give(method):
     alone = tiny_scenario(unseen=None, protocols=("personal",))
     with pytest.raises(ConfigError, match=r"needs a target domain.*--set scenario\.unseen=DOMAIN"):
         check_needs(build(method), alone, 4)
-    closed = alone.change(grants=("client_val",))
+    closed = alone.change(allow=("client_val",))
     with pytest.raises(ConfigError, match=r"scenario\.unseen=DOMAIN --grant server_unlabelled"):
         check_needs(build(method), closed, 4)
-    with pytest.raises(GrantError, match="--grant server_unlabelled"):
-        check_needs(build(method), tiny_scenario(grants=("client_val",)), 4)
+    with pytest.raises(NotAllowedError, match="--grant server_unlabelled"):
+        check_needs(build(method), tiny_scenario(allow=("client_val",)), 4)
 
 
 def test_target_inputs_at_the_clients_have_to_be_granted():
-    with pytest.raises(GrantError, match="--grant client_target_unlabelled"):
+    with pytest.raises(NotAllowedError, match="--grant client_target_unlabelled"):
         start("fedka[target_at=client]")
-    closed = tiny_scenario(grants=("client_target_unlabelled",))
+    closed = tiny_scenario(allow=("client_target_unlabelled",))
     check_needs(build("fedka[target_at=client] - federated-voting"), closed, 4)
 
 

@@ -116,7 +116,7 @@ def test_the_voted_model_is_what_clients_receive(same):
     session = play(start("fedavg + federated-voting"), 1)
     voted_, averaged = (tree.clone(t) for t in (session.server.shared, session.server.aggregated))
     assert any(not torch.equal(v, averaged[k]) for k, v in voted_.items())
-    same(session.server.mail("train", "dark-0").shared, voted_)
+    same(session.server.broadcast("train", "dark-0").shared, voted_)
 
 
 def test_discarded_votes_are_scored_but_clients_start_from_the_average(same, open_client):
@@ -179,9 +179,9 @@ def test_every_setting_changes_something(setting):
 
 def test_voting_teaches_the_target():
     """Labels that the majority has right are learnt: fewer wrong answers on the inputs voted on."""
-    place = {"rounds": 8, "epochs": 3, "evaluate_every": 8}
-    plain = play(start("fedavg", **place))
-    tuned, rows, labels = voted(FederatedVoting(), play_rounds=8, **place)
+    scenario = {"rounds": 8, "epochs": 3, "evaluate_every": 8}
+    plain = play(start("fedavg", **scenario))
+    tuned, rows, labels = voted(FederatedVoting(), play_rounds=8, **scenario)
     x, _ = tuned.federation.unseen.inputs.take(rows)
 
     def agreement(session):

@@ -20,7 +20,7 @@ class Diary(Part):
 
     pages: ClassVar[list] = []
 
-    def correct(self, client, step):
+    def edit_gradients(self, client, step):
         graded = {k for k, p in client.net.named_parameters() if p.grad is not None}
         now = tree.clone(dict(client.net.named_parameters()))
         self.pages.append((client.id, step.player, graded, now))

@@ -232,8 +232,8 @@ def test_prototypes_follow_partial_participation(replies):
     session = play(start("fpl", clients_per_round=2), 2)
     first = replies(session, 1)
     assert len(first) == 2
-    mail = [m for m in session.transport.seen if m.task == "train" and m.round == 2]
-    broadcasts = [m for m in mail if not hasattr(m, "steps")]
+    messages = [m for m in session.transport.seen if m.task == "train" and m.round == 2]
+    broadcasts = [m for m in messages if not hasattr(m, "steps")]
     assert len(broadcasts) == 2
     rows = {c: [] for c in range(4)}
     for update in first:

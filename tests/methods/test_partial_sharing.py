@@ -86,7 +86,9 @@ def test_a_private_head_is_trained_on_from_its_last_value(state_of, replies):
     moving = play(start("fedper"), 1)
     site = worker(moving)
     kept = state_of(moving, "dark-0", "net")
-    client = site._open(moving.server.mail("train", "dark-0"), site.store.load("dark-0", before=2))
+    client = site._open(
+        moving.server.broadcast("train", "dark-0"), site.store.load("dark-0", before=2)
+    )
     for key in HEAD:
         assert torch.equal(client.received[key], kept[key])
         assert torch.equal(client.net.state_dict()[key], kept[key])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedshift.base import seeds
-from fedshift.base.errors import ConfigError, GrantError
+from fedshift.base.errors import ConfigError, NotAllowedError
 from fedshift.core.loop import Batch
 from fedshift.core.scenario import Scenario
 from fedshift.methods.feddebias.pseudo_data import (
@@ -22,7 +22,7 @@ from fedshift.methods.feddebias.pseudo_data import (
 from fedshift.testing import in_process_equals_bytes, play, resumes_exactly, start, tiny_scenario
 
 NAME = PseudoData().name
-PUBLIC = {"public": "tiny", "grants": ("public_set", "client_val", "server_unlabelled")}
+PUBLIC = {"public": "tiny", "allow": ("public_set", "client_val", "server_unlabelled")}
 
 
 def generator(seed=0):
@@ -205,11 +205,13 @@ def test_the_batch_hook_of_random_sample_means_draws_nothing(open_client):
 
 
 def test_a_mixture_without_a_proxy_set_says_what_to_give():
-    with pytest.raises(GrantError, match=r"public data set.*--grant public_set and name one with"):
+    with pytest.raises(
+        NotAllowedError, match=r"public data set.*--grant public_set and name one with"
+    ):
         start("feddebias[kind=mixture]")
     with pytest.raises(ConfigError, match=r"has none; name one with --set scenario.public=DATASET"):
-        start("feddebias[kind=mixture]", grants=("public_set",))
-    with pytest.raises(GrantError, match=r"add --grant public_set$"):
+        start("feddebias[kind=mixture]", allow=("public_set",))
+    with pytest.raises(NotAllowedError, match=r"add --grant public_set$"):
         start("feddebias[kind=mixture]", public="tiny")
     assert start("feddebias", public="no-such-set")  # not granted, so not looked for
 
@@ -240,6 +242,6 @@ def test_the_batch_that_is_sent_once_keeps_the_contract():
 
 def test_a_mixture_keeps_the_contract(monkeypatch):
     """The contract's own scenario grants no public set."""
-    place: Scenario = tiny_scenario(**PUBLIC)
-    monkeypatch.setattr("fedshift.testing.tiny_scenario", place.change)
+    scenario: Scenario = tiny_scenario(**PUBLIC)
+    monkeypatch.setattr("fedshift.testing.tiny_scenario", scenario.change)
     resumes_exactly("feddebias[kind=mixture]")

@@ -128,8 +128,8 @@ def test_buffers_get_no_control_variate():
 
 
 def test_momentum_is_refused_unless_it_is_granted():
-    place = tiny_scenario(momentum=0.9)
+    scenario = tiny_scenario(momentum=0.9)
     with pytest.raises(ConfigError, match="control-variates holds for sgd, not for momentum"):
-        check_needs(build("scaffold"), place, 4)
-    check_needs(build("scaffold"), place.change(grants=(*place.grants, "any_optimiser")), 4)
+        check_needs(build("scaffold"), scenario, 4)
+    check_needs(build("scaffold"), scenario.change(allow=(*scenario.allow, "any_optimiser")), 4)
     check_needs(build("scaffold"), tiny_scenario(), 4)

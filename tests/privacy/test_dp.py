@@ -159,8 +159,8 @@ def test_an_update_that_was_asked_for_twice_is_spent_twice(monkeypatch):
     session.server.policy = Policy("wait", timeout=10)
     real, dropped = session.transport.deliver, []
 
-    def once(mail):
-        for reply in real(mail):
+    def once(messages):
+        for reply in real(messages):
             if reply.client == "dark-0" and not dropped:
                 dropped.append(reply)
                 yield Lost(reply.client, reply.task, reply.round, "torn off")
@@ -202,7 +202,7 @@ def test_what_is_not_covered_is_refused_by_name_before_round_0(method):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"newcomer": "mean"}, "give their private entries away"),
+        ({"private_at_new_site": "mean"}, "give their private entries away"),
         ({"analyses": ("group-effect",)}, "group-effect looks at single updates"),
     ],
 )

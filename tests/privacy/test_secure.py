@@ -16,25 +16,25 @@ from fedshift.core.method import Method, Part
 from fedshift.core.server import Policy
 from fedshift.privacy.secure import SecureAggregation, in_order
 from fedshift.privacy.site import Secrets
-from fedshift.testing import Tapped, play, start, worker
+from fedshift.testing import RecordingTransport, play, start, worker
 
 SIZES = {"bright-0": 7, "bright-1": 6, "dark-0": 11, "dark-1": 11}
 KEYS, SHARES, TRAIN, UNMASK = range(4)  # the exchanges of a round, in order
 
 
-class Dropping(Tapped):
+class Dropping(RecordingTransport):
     """Loses clients in chosen exchanges of a round: ``{exchange: clients}``."""
 
     def __init__(self, site, drops):
         super().__init__(site)
         self.drops, self.exchange = drops, -1
 
-    def deliver(self, mail):
-        if mail[0].task in ("talk", "train"):
+    def deliver(self, messages):
+        if messages[0].task in ("talk", "train"):
             self.exchange = (self.exchange + 1) % 4
-        gone = self.drops.get(self.exchange, ()) if mail[0].task in ("talk", "train") else ()
-        yield from super().deliver([m for m in mail if m.client not in gone])
-        for message in mail:
+        gone = self.drops.get(self.exchange, ()) if messages[0].task in ("talk", "train") else ()
+        yield from super().deliver([m for m in messages if m.client not in gone])
+        for message in messages:
             if message.client in gone:
                 yield Lost(message.client, message.task, message.round, "unplugged")
 
@@ -281,8 +281,8 @@ def test_a_bad_reply_is_refused_before_it_is_summed(case):
     session = start("secure-aggregation")
     real = session.transport.deliver
 
-    def forged(mail):
-        for reply in real(mail):
+    def forged(messages):
+        for reply in real(messages):
             bad = (reply.task, reply.client) == (task, "dark-0")
             yield replace(reply, payload=payload) if bad else reply
 

@@ -16,8 +16,8 @@ SECRET = int.from_bytes(b"a secret of thirty-two bytes....", "little")
 
 @given(st.integers(0, 2**256 - 1), st.integers(2, 6), st.binary(min_size=4, max_size=4))
 def test_enough_shares_give_the_secret_back(secret, threshold, seed):
-    places = range(1, 8)
-    shares = list(zip(places, split(secret, places, threshold, Draws(seed)), strict=True))
+    positions = range(1, 8)
+    shares = list(zip(positions, split(secret, positions, threshold, Draws(seed)), strict=True))
     for some in itertools.combinations(shares, threshold):
         assert join(some) == secret
     assert join(shares) == secret  # more than enough do no harm
@@ -25,8 +25,8 @@ def test_enough_shares_give_the_secret_back(secret, threshold, seed):
 
 def test_one_share_fewer_fits_every_secret():
     """Two of three shares lie on one parabola through any value at 0."""
-    places = (1, 2, 3)
-    shares = list(zip(places, split(SECRET, places, 3, Draws(b"seed")), strict=True))[:2]
+    positions = (1, 2, 3)
+    shares = list(zip(positions, split(SECRET, positions, 3, Draws(b"seed")), strict=True))[:2]
     assert join(shares) != SECRET
     for other in (0, 1, SECRET + 1):
         third = interpolated([(0, other), *shares], 3)

@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from fedshift.base.errors import RunError
-from fedshift.base.files import only_writer, read_tensors
+from fedshift.base.files import only_writer
+from fedshift.base.tensor_files import read_tensors
 from fedshift.core.config import configure
 from fedshift.core.state import DiskStore, MemoryStore
 from fedshift.experiment import compare as comparing
 from fedshift.experiment.compare import compare
-from fedshift.experiment.run import execute, load_result, run
+from fedshift.experiment.run import execute, run
 from fedshift.experiment.session import Options, prepare
+from fedshift.report.load import load_run
 from fedshift.runs.record import read_lines
 from fedshift.testing import tiny_scenario
 
@@ -39,7 +41,7 @@ def test_a_run_directory_holds_all_that_a_report_needs(tmp_path: Path):
         "best.safetensors",
         "checkpoints",
     }
-    again = load_result(tmp_path / "r")
+    again = load_run(tmp_path / "r")
     assert again.summary == result.summary
     assert again.history == result.history
     assert again.config == result.config
@@ -134,7 +136,7 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path)
         kills += 1
     assert not (killed / "summary.json").exists()
     subprocess.run([*command, str(killed)], check=True, timeout=120)
-    a, b = load_result(whole), load_result(killed)
+    a, b = load_run(whole), load_run(killed)
     assert timeless(a.history) == timeless(b.history)
     for name in ("weights.safetensors", "best.safetensors"):
         left, right = read_tensors(whole / name), read_tensors(killed / name)
@@ -145,11 +147,11 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path)
 
 
 def test_compare_skips_what_is_done_and_gives_the_same_side_by_side(tmp_path: Path):
-    place = tiny_scenario(rounds=1)
-    alone = compare(["fedavg", "fedbn"], [place], seeds=[0, 1], workers=1)
-    first = compare(["fedavg"], [place], seeds=[0, 1], out=tmp_path, workers=1)
+    scenario = tiny_scenario(rounds=1)
+    alone = compare(["fedavg", "fedbn"], [scenario], seeds=[0, 1], workers=1)
+    first = compare(["fedavg"], [scenario], seeds=[0, 1], out=tmp_path, workers=1)
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")}
-    both = compare(["fedavg", "fedbn"], [place], seeds=[0, 1], out=tmp_path, workers=1)
+    both = compare(["fedavg", "fedbn"], [scenario], seeds=[0, 1], out=tmp_path, workers=1)
     assert all(p.stat().st_mtime_ns == stamp for p, stamp in stamps.items())
     assert len(first.results) == 2
     assert [r.config.name for r in both.results] == [r.config.name for r in alone.results]
@@ -158,8 +160,8 @@ def test_compare_skips_what_is_done_and_gives_the_same_side_by_side(tmp_path: Pa
 
 
 def test_a_run_that_diverges_does_not_end_a_comparison(tmp_path: Path):
-    place = tiny_scenario(rounds=2)
-    found = compare(["fedprox[mu=1e30]", "fedavg"], [place], seeds=[0], out=tmp_path, workers=1)
+    scenario = tiny_scenario(rounds=2)
+    found = compare(["fedprox[mu=1e30]", "fedavg"], [scenario], seeds=[0], out=tmp_path, workers=1)
     assert [r.label for r in found.results] == ["fedavg"]
     assert "loss term" in found.failures[0].reason or "not finite" in found.failures[0].reason
 
@@ -167,7 +169,7 @@ def test_a_run_that_diverges_does_not_end_a_comparison(tmp_path: Path):
 def test_config_json_replays_the_run(tmp_path: Path):
     run("fedprox", tiny_scenario(), settings={"mu": 0.3}, out=tmp_path / "r", rounds=1)
     stored = json.loads((tmp_path / "r" / "config.json").read_text())
-    config = load_result(tmp_path / "r").config
+    config = load_run(tmp_path / "r").config
     assert stored["name"] == config.name
     assert config.build().parts[0].mu == 0.3
     assert {"torch", "threads"} <= stored["environment"].keys()
@@ -196,9 +198,9 @@ def test_personal_entries_are_on_disk_and_a_torn_round_does_not_reach_the_next(t
     session.server.personal.save(client, 2, {"net": torn})  # and then the process was killed
     again = prepare(config, whole, tmp_path / "r", Options(resume=True))
     again.server.round = 2  # as at the start of round 2
-    mail = again.server.mail("train", client)
-    assert mail.personal.keys() == first.keys()
-    assert all(torch.equal(mail.personal[k], v) for k, v in first.items())
+    messages = again.server.broadcast("train", client)
+    assert messages.personal.keys() == first.keys()
+    assert all(torch.equal(messages.personal[k], v) for k, v in first.items())
 
 
 def test_the_roster_is_written_when_it_changes_and_comes_back(tmp_path: Path):

@@ -82,10 +82,10 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_papers_scale_is_the_papers(name):
-    place = find_scenario(name, scale="paper")
-    found = {key: getattr(place, key) for key in EXPECTED[name]}
+    scenario = find_scenario(name, scale="paper")
+    found = {key: getattr(scenario, key) for key in EXPECTED[name]}
     assert found == EXPECTED[name]
-    assert place.changed == ""
+    assert scenario.changed == ""
 
 
 @pytest.mark.parametrize("name", PAPERS)

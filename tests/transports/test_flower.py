@@ -22,44 +22,44 @@ from fedshift.core.server import Policy
 from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, require_same, start, tiny_scenario, worker
 from fedshift.transports.flower import local
-from fedshift.transports.flower.envelope import Envelope, seal
-from fedshift.transports.flower.site import Desk, Header, complaint, heard, named
-from fedshift.transports.flower.transport import FlowerTransport, Patience, Reply, read
+from fedshift.transports.flower.envelope import Envelope, to_envelope
+from fedshift.transports.flower.site import Header, SiteHandler, error_from_site, error_line, named
+from fedshift.transports.flower.transport import FlowerTransport, SiteReply, Timeouts, read
 
 CLIENTS = ["dark-0", "dark-1", "bright-0", "bright-1"]
 SKIP = Policy(on_loss="skip")
-HASTY = Patience(connect=0.0, reply=0.0, poll=0.0)
+HASTY = Timeouts(connect=0.0, reply=0.0, poll=0.0)
 
 
 class Office:
     """A post without Flower: desks by node, replies in the order of ``turn``."""
 
-    def __init__(self, desk, clients, turn=sorted):
-        self.desk, self.turn = desk, turn
+    def __init__(self, handler, clients, turn=sorted):
+        self.handler, self.turn = handler, turn
         self.at = {100 + i: client for i, client in enumerate(clients)}
         self.sent, self.waiting, self.silent = [], {}, set()
 
     def nodes(self):
         return set(self.at)
 
-    def send(self, letters):
-        tickets = [str(len(self.sent) + i) for i in range(len(letters))]
-        self.sent += letters
-        self.waiting |= dict(zip(tickets, letters, strict=True))
+    def send(self, requests):
+        tickets = [str(len(self.sent) + i) for i in range(len(requests))]
+        self.sent += requests
+        self.waiting |= dict(zip(tickets, requests, strict=True))
         return tickets
 
     def fetch(self, tickets):
         due = [t for t in self.turn(tickets) if self.at[self.waiting[t].node] not in self.silent]
         return [self.reply(ticket, self.waiting.pop(ticket)) for ticket in due[:1]]
 
-    def reply(self, ticket, letter):
-        node = {"client": self.at[letter.node]}
+    def reply(self, ticket, request):
+        node = {"client": self.at[request.node]}
         try:
-            if letter.kind == "query.whoami":
-                return Reply(ticket, self.desk.introduce(letter.header, node))
-            return Reply(ticket, self.desk.answer(letter.header, letter.envelope, node))
+            if request.kind == "query.whoami":
+                return SiteReply(ticket, self.handler.introduce(request.header, node))
+            return SiteReply(ticket, self.handler.answer(request.header, request.envelope, node))
         except Exception as error:
-            return Reply(ticket, None, complaint(error))
+            return SiteReply(ticket, None, error_line(error))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def opened():
 
         def connect(plan):
             site = plan.worker()
-            offices.append(Office(Desk(lambda run, node: site), clients, turn))
+            offices.append(Office(SiteHandler(lambda run, node: site), clients, turn))
             return FlowerTransport(
                 offices[0], plan.config, store=plan.store, patience=patience, policy=plan.policy
             )
@@ -99,12 +99,12 @@ def test_nodes_are_known_by_what_they_say_and_replies_may_come_in_any_order(open
 
 def test_each_node_is_asked_once_and_a_site_that_returns_is_asked_again(opened):
     session, office = opened("fedbn")
-    asked = [letter.node for letter in office.sent if letter.kind == "query.whoami"]
+    asked = [request.node for request in office.sent if request.kind == "query.whoami"]
     assert sorted(asked) == sorted(office.at)
     play(session, 1)
     office.at[7] = office.at.pop(100)  # restarted: another node, the same site
     play(session)
-    asked = [letter.node for letter in office.sent if letter.kind == "query.whoami"]
+    asked = [request.node for request in office.sent if request.kind == "query.whoami"]
     assert sorted(asked) == sorted([*range(100, 104), 7])
     require_same(play(start("fedbn")), session, "with and without a restart")
 
@@ -128,8 +128,8 @@ def test_a_site_may_connect_late(opened):
             return super().nodes() - ({103} if self.looks < 3 else set())
 
     session, office = opened()
-    late = Late(office.desk, CLIENTS)
-    transport = FlowerTransport(late, session.record.config, patience=Patience(poll=0.0))
+    late = Late(office.handler, CLIENTS)
+    transport = FlowerTransport(late, session.record.config, patience=Timeouts(poll=0.0))
     assert transport.find(CLIENTS)["bright-1"] == 103
     assert late.looks == 3
 
@@ -150,7 +150,7 @@ def test_a_round_goes_on_without_a_site_that_is_silent_and_with_it_when_it_answe
     assert set(losses) == {"dark-1"}
     assert "did not answer within 0 s" in losses["dark-1"][0]["reason"]
     office.silent = set()
-    session.transport.patience = Patience(poll=0.0)
+    session.transport.patience = Timeouts(poll=0.0)
     play(session, 1)
     assert {u["round"] for u in session.record.losses()["dark-1"]} == {1}
 
@@ -159,7 +159,7 @@ def test_nobody_waits_twice_for_a_site_that_is_not_there(opened):
     session, office = opened(policy=SKIP)
     node = next(n for n, client in office.at.items() if client == "dark-1")
     del office.at[node]
-    session.transport.patience = Patience(connect=0.3, poll=0.01)
+    session.transport.patience = Timeouts(connect=0.3, poll=0.01)
     began = time.monotonic()
     session.transport.find(CLIENTS)
     assert time.monotonic() - began > 0.3
@@ -175,7 +175,7 @@ def test_nobody_waits_twice_for_a_site_that_is_not_there(opened):
 
 def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opened):
     session, office = opened(policy=SKIP, protocols=("personal",), rounds=2)
-    real = office.desk.answer
+    real = office.handler.answer
 
     def forged(header, envelope, node):
         found = real(header, envelope, node)
@@ -185,7 +185,7 @@ def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opene
 
     play(session, 1)
     assert session.record.pending is not None
-    office.desk = SimpleNamespace(answer=forged, introduce=office.desk.introduce)
+    office.handler = SimpleNamespace(answer=forged, introduce=office.handler.introduce)
     play(session, 1)
     first = session.record.metrics[0]
     assert first["unscored"] == ["dark-1"]
@@ -196,8 +196,8 @@ def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opene
 def test_a_lost_score_ends_a_run_without_a_policy(opened):
     session, _ = opened(protocols=("personal",), rounds=2)
     play(session, 1)
-    kept = session.transport.enclosed
-    session.transport.enclosed = lambda: kept()[1:]
+    kept = session.transport.attached_replies
+    session.transport.attached_replies = lambda: kept()[1:]
     with pytest.raises(RunError, match="is lost: no answer"):
         play(session, 1)
 
@@ -212,15 +212,15 @@ def test_a_divergence_at_a_site_is_the_same_error_as_here(opened):
 
 
 def test_any_other_error_is_one_line_that_names_the_site():
-    reason = complaint(ZeroDivisionError("in\n  two lines"))
-    error = heard("berlin", reason)
+    reason = error_line(ZeroDivisionError("in\n  two lines"))
+    error = error_from_site("berlin", reason)
     assert type(error) is RunError
     assert str(error) == "site berlin failed: ZeroDivisionError: in two lines"
-    assert str(heard("berlin", "ConfigError: no disk")) == "site berlin: no disk"
-    assert type(heard("berlin", "OSError: no disk")) is RunError
+    assert str(error_from_site("berlin", "ConfigError: no disk")) == "site berlin: no disk"
+    assert type(error_from_site("berlin", "OSError: no disk")) is RunError
 
 
-def mail(client="dark-0", task="score", round_=0):
+def messages(client="dark-0", task="score", round_=0):
     return Broadcast(client, task, round_)
 
 
@@ -255,10 +255,10 @@ def test_training_is_a_train_message_and_the_rest_are_queries(opened):
     session, office = opened()
     play(session, 2)  # in the second, scoring rides along
     tasks = {}
-    for letter in office.sent:
-        if letter.envelope.words:
-            rows = json.loads(letter.envelope.words)["mail"]
-            tasks.setdefault(letter.kind, set()).update(row["scalars"]["task"] for row in rows)
+    for request in office.sent:
+        if request.envelope.words:
+            rows = json.loads(request.envelope.words)["mail"]
+            tasks.setdefault(request.kind, set()).update(row["scalars"]["task"] for row in rows)
     assert tasks["train"] >= {"train"}
     assert tasks["query"] >= {"enrol"}
     assert "train" not in tasks["query"]
@@ -266,35 +266,40 @@ def test_training_is_a_train_message_and_the_rest_are_queries(opened):
 
 def test_a_reply_to_something_else_is_refused():
     site = worker(start("fedavg"))
-    reply = Reply("1", seal([site.visit(mail())], {}))
-    assert len(read("dark-0", [mail()], reply)) == 1
-    for asked in ([mail(task="assess")], [mail(round_=1)], [mail("dark-1")], [mail(), mail()]):
+    reply = SiteReply("1", to_envelope([site.visit(messages())], {}))
+    assert len(read("dark-0", [messages()], reply)) == 1
+    for asked in (
+        [messages(task="assess")],
+        [messages(round_=1)],
+        [messages("dark-1")],
+        [messages(), messages()],
+    ):
         with pytest.raises(RunError, match="answered something else"):
             read("dark-0", asked, reply)
     with pytest.raises(RunError, match=r"site dark-0 sent not an envelope"):
-        read("dark-0", [mail()], Reply("1", Envelope("", {})))
+        read("dark-0", [messages()], SiteReply("1", Envelope("", {})))
 
 
-def desk():
+def handler():
     site = worker(start("fedavg"))
-    return Desk(lambda run, node: site), Header.of(configure("fedavg", tiny_scenario())[0])
+    return SiteHandler(lambda run, node: site), Header.of(configure("fedavg", tiny_scenario())[0])
 
 
 def test_mail_for_another_client_is_refused():
-    site, header = desk()
-    sealed = seal([mail("dark-1")], {})
+    site, header = handler()
+    packed_mail = to_envelope([messages("dark-1")], {})
     with pytest.raises(RunError, match=r"mail for client dark-1 came to dark-0"):
-        site.answer(header, sealed, {"client": "dark-0"})
+        site.answer(header, packed_mail, {"client": "dark-0"})
 
 
 def test_a_site_on_another_version_says_which():
-    site, header = desk()
+    site, header = handler()
     old = Header(header.run, "0.0.9")
     expected = rf"this site has fedshift {fedshift.__version__}, the server 0\.0\.9"
     with pytest.raises(ConfigError, match=expected):
         site.introduce(old, {"client": "dark-0"})
     with pytest.raises(ConfigError, match=expected):
-        site.answer(old, seal([mail()], {}), {"client": "dark-0"})
+        site.answer(old, to_envelope([messages()], {}), {"client": "dark-0"})
 
 
 def test_a_node_without_a_name_says_how_to_give_it_one():
@@ -337,19 +342,19 @@ def test_only_one_module_imports_flower_beside_the_daemons_of_a_deployment():
     assert importing == {"transports/flower.py"}
 
 
-def letters(office):
+def requests(office):
     """What was asked of the sites: one entry per process that Flower would start."""
     return [
-        tuple(row["scalars"]["task"] for row in json.loads(letter.envelope.words)["mail"])
-        for letter in office.sent
-        if letter.envelope.words
+        tuple(row["scalars"]["task"] for row in json.loads(request.envelope.words)["mail"])
+        for request in office.sent
+        if request.envelope.words
     ]
 
 
 def test_scoring_rides_with_the_training_of_the_next_round(opened):
     session, office = opened("fedbn")
     require_same(play(start("fedbn")), play(session), "asked apart and together")
-    asked = letters(office)
+    asked = requests(office)
     assert asked.count(("enrol",)) == 4
     assert asked.count(("train",)) == 4  # round 1
     assert asked.count(("score", "train")) == 8  # rounds 2 and 3 score the models of 1 and 2
@@ -360,7 +365,7 @@ def test_scoring_rides_with_the_training_of_the_next_round(opened):
 def test_who_sits_out_a_round_is_scored_all_the_same(opened):
     session, office = opened("fedavg", clients_per_round=2)
     require_same(play(start("fedavg", clients_per_round=2)), play(session), "apart and together")
-    asked = letters(office)
+    asked = requests(office)
     assert asked.count(("score", "train")) == 4
     assert asked.count(("score",)) == 4 + 4
 
@@ -370,21 +375,21 @@ def test_what_rides_along_does_not_change_whose_letter_goes_first(opened):
     server, before = session.server, len(office.sent)
     server.round = 1
     order = ["bright-1", "dark-0"]
-    session.transport.enclose([server.mail("score", client) for client in sorted(CLIENTS)])
-    list(session.transport.deliver([server.mail("train", client) for client in order]))
-    went = [office.at[letter.node] for letter in office.sent[before:]]
+    session.transport.attach([server.broadcast("score", client) for client in sorted(CLIENTS)])
+    list(session.transport.deliver([server.broadcast("train", client) for client in order]))
+    went = [office.at[request.node] for request in office.sent[before:]]
     assert went == [*order, "bright-0", "dark-1"]
-    assert {u.client for u in session.transport.enclosed()} == set(CLIENTS)
+    assert {u.client for u in session.transport.attached_replies()} == set(CLIENTS)
 
 
 def test_what_finds_no_training_to_ride_with_is_asked_by_itself(opened):
     session, office = opened()
-    mail = [session.server.mail("score", client) for client in CLIENTS[:2]]
-    session.transport.enclose(mail)
+    messages = [session.server.broadcast("score", client) for client in CLIENTS[:2]]
+    session.transport.attach(messages)
     before = len(office.sent)
-    assert [u.client for u in session.transport.enclosed()] == CLIENTS[:2]
+    assert [u.client for u in session.transport.attached_replies()] == CLIENTS[:2]
     assert len(office.sent) - before == 2
-    assert session.transport.enclosed() == []
+    assert session.transport.attached_replies() == []
 
 
 def test_a_run_killed_with_scores_outstanding_resumes_to_the_same_bits(opened, tmp_path):

@@ -13,7 +13,7 @@ import fedshift
 import fedshift.testing  # registers the data
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.deploy.flower import simulated
-from fedshift.experiment.run import load_result
+from fedshift.report.load import load_run
 from fedshift.runs.record import client_store
 
 flower = pytest.importorskip("fedshift.transports.flower.grid")
@@ -39,7 +39,7 @@ def test_an_app_plays_the_run_of_its_settings_as_in_process(grid, tmp_path, caps
     opened.play(flower.server_app(simulated.play_settings), settings)
     config, _ = simulated.configured(settings)
     here = fedshift.run("fedbn", config.scenario, seed=3, out=tmp_path / "here")
-    there = load_result(tmp_path / "there")
+    there = load_run(tmp_path / "there")
     assert there.config == here.config
     for one, other in zip(here.history, there.history, strict=True):
         assert one["losses"] == other["losses"]
@@ -94,19 +94,19 @@ def test_empty_settings_leave_values_alone():
             "rounds": 0,
             "scale": "",
             "set": "",
-            "grant": "",
+            "allow": "",
             "out": "",
             "seed": 0,
         }
     )
     assert plain == empty
     changed, _ = simulated.configured(
-        {"method": "fedprox", "rounds": 7, "set": "mu=0.5 scenario.lr=0.2", "grant": "domain_ids"}
+        {"method": "fedprox", "rounds": 7, "set": "mu=0.5 scenario.lr=0.2", "allow": "domain_ids"}
     )
     assert changed.scenario.rounds == 7
     assert changed.scenario.lr == 0.2
     assert changed.settings == {"mu": "0.5"}
-    assert "domain_ids" in changed.scenario.grants
+    assert "domain_ids" in changed.scenario.allow
 
 
 def test_a_wrong_number_of_nodes_is_told_with_the_right_one(grid, tmp_path):
@@ -123,12 +123,12 @@ def test_a_handler_that_fails_answers_with_one_line():
     [node] = opened.get_node_ids()
     config, _ = simulated.configured({"method": "fedavg"})
     envelope = flower.Envelope('{"mail": [], "layouts": []}', {})
-    post = flower.GridPost(opened)
-    letter = flower.Letter(node, "train", flower.Header.of(config), envelope)
-    [reply] = post.fetch(set(post.send([letter])))
+    grid = flower.FlowerGrid(opened)
+    request = flower.SiteRequest(node, "train", flower.Header.of(config), envelope)
+    [reply] = grid.fetch(set(grid.send([request])))
     assert reply.failure == "OSError: disk full"
-    strange = flower.Letter(node, "query", flower.Header("{}", fedshift.__version__), envelope)
-    [reply] = post.fetch(set(post.send([strange])))
+    strange = flower.SiteRequest(node, "query", flower.Header("{}", fedshift.__version__), envelope)
+    [reply] = grid.fetch(set(grid.send([strange])))
     assert reply.failure.startswith("RunError: the server's message is not a run configuration")
 
 
@@ -155,8 +155,8 @@ def test_letters_that_flower_does_not_take_end_the_run(grid):
     opened = grid(TINY)
     config, _ = simulated.configured({"method": "fedavg"})
     envelope = flower.Envelope("", {})
-    letter = flower.Letter(1, "query.whoami", flower.Header.of(config), envelope)
+    request = flower.SiteRequest(1, "query.whoami", flower.Header.of(config), envelope)
     for tickets in ([], [None], [""]):
         opened.push_messages = lambda messages, tickets=tickets: tickets
         with pytest.raises(RunError, match=r"Flower took 0 of 1 letters"):
-            flower.GridPost(opened).send([letter])
+            flower.FlowerGrid(opened).send([request])

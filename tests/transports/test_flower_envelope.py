@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedshift.base.errors import RunError
 from fedshift.core.message import Broadcast, Update
-from fedshift.transports.flower.envelope import Envelope, seal, unseal
+from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
 
 DTYPES = [
     torch.float32,
@@ -74,7 +74,7 @@ def require_equal(found, message):
 
 @given(st.lists(updates(), max_size=3))
 def test_messages_come_out_of_the_envelope_as_they_went_in(messages):
-    found = unseal(seal(messages, {}), Update)
+    found = from_envelope(to_envelope(messages, {}), Update)
     assert len(found) == len(messages)
     for one, other in zip(found, messages, strict=True):
         require_equal(one, other)
@@ -86,19 +86,19 @@ def test_messages_survive_the_bytes_of_flower(messages):
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.proto.recorddict_pb2 import RecordDict
 
-    records = flower.to_records(seal(messages, {}), flower.Header("run", "1.0"), {})
+    records = flower.to_records(to_envelope(messages, {}), flower.Header("run", "1.0"), {})
     blob = recorddict_to_proto(records).SerializeToString()
     again = recorddict_from_proto(RecordDict.FromString(blob))
     envelope, header = flower.from_records(again)
     assert header == flower.Header("run", "1.0")
-    for one, other in zip(unseal(envelope, Update), messages, strict=True):
+    for one, other in zip(from_envelope(envelope, Update), messages, strict=True):
         require_equal(one, other)
 
 
 def test_what_is_read_shares_no_memory_and_can_be_written():
     sent = Broadcast("a", "train", 1, {"w": torch.ones(3)})
-    sealed = seal([sent], {})
-    first, second = (unseal(sealed, Broadcast)[0].shared["w"] for _ in range(2))
+    packed_mail = to_envelope([sent], {})
+    first, second = (from_envelope(packed_mail, Broadcast)[0].shared["w"] for _ in range(2))
     first.fill_(5.0)
     assert second.tolist() == sent.shared["w"].tolist() == [1.0, 1.0, 1.0]
 
@@ -106,17 +106,17 @@ def test_what_is_read_shares_no_memory_and_can_be_written():
 def test_the_model_that_all_clients_get_is_packed_once():
     shared = {"w": torch.ones(3)}
     packed = {}
-    mail = [Broadcast(c, "train", 1, shared, {"p": torch.zeros(1)}) for c in "ab"]
-    one, other = (seal([message], packed) for message in mail)
+    messages = [Broadcast(c, "train", 1, shared, {"p": torch.zeros(1)}) for c in "ab"]
+    one, other = (to_envelope([message], packed) for message in messages)
     assert one.blocks["0"] is other.blocks["0"]
     assert len(packed) == 3
-    both = seal([Broadcast("a", "score", 0, shared), mail[0]], {})
+    both = to_envelope([Broadcast("a", "score", 0, shared), messages[0]], {})
     assert len(both.blocks) == 2
 
 
 def test_letters_share_bytes_and_nothing_that_can_be_edited():
     flower = pytest.importorskip("fedshift.transports.flower.grid")
-    envelope, arrays = seal([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {}), {}
+    envelope, arrays = to_envelope([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {}), {}
     one, other = (flower.to_records(envelope, None, arrays) for _ in range(2))
     assert one["config"] is not other["config"]
     assert one["arrays"] is not other["arrays"]
@@ -138,10 +138,10 @@ def spoil(envelope, **changes):
         lambda e: spoil(e, layouts=[[["w", "float33", [3]]]]),
         lambda e: spoil(e, layouts=[[["w", "nn", [3]]]]),
         lambda e: spoil(e, layouts=[[["w", "float32", [-1, 3]]]]),
-        lambda e: spoil(e, mail=[{"scalars": {"client": "a"}, "sections": {"other": 0}}]),
+        lambda e: spoil(e, messages=[{"scalars": {"client": "a"}, "sections": {"other": 0}}]),
     ],
 )
 def test_a_damaged_envelope_is_refused(damage):
-    envelope = seal([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {})
+    envelope = to_envelope([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {})
     with pytest.raises(RunError, match="not an envelope of fedshift"):
-        unseal(damage(envelope), Broadcast)
+        from_envelope(damage(envelope), Broadcast)

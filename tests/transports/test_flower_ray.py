@@ -53,10 +53,10 @@ def simulated(tmp_path_factory):
 
     def build(method, **changes):
         config, whole = configure(method, tiny_scenario(**changes))
-        post, store = flower.GridPost(simulation.grid), DiskStore(folder / config.name)
+        grid, store = flower.FlowerGrid(simulation.grid), DiskStore(folder / config.name)
 
         def connect(plan):
-            return FlowerTransport(post, plan.config, store=store)
+            return FlowerTransport(grid, plan.config, store=store)
 
         return prepare(config, whole, None, Options(transport=connect))
 

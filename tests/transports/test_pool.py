@@ -130,8 +130,8 @@ def test_counters_of_a_mean_take_the_largest_value():
 
 def test_what_all_clients_get_is_written_once(pooled):
     session = pooled("fedavg")
-    mail = [session.server.mail("train", client) for client in session.server.roster]
-    common = session.transport._write_common(mail)
+    messages = [session.server.broadcast("train", client) for client in session.server.roster]
+    common = session.transport._write_common(messages)
     assert common.of.keys() == {id(v) for v in session.server.shared.values()}
 
 
@@ -145,14 +145,14 @@ def test_a_reply_owns_its_memory_when_asked_to():
 class Borrowing:
     """Answers in reverse, in as few blocks of memory as it says."""
 
-    examines = True
+    checks_finite = True
 
     def __init__(self, blocks):
-        self.borrows = blocks
+        self.reply_lifetime = blocks
 
-    def deliver(self, mail):
-        blocks = [torch.zeros(1) for _ in range(self.borrows)]
-        for i, message in enumerate(reversed(mail)):
+    def deliver(self, messages):
+        blocks = [torch.zeros(1) for _ in range(self.reply_lifetime)]
+        for i, message in enumerate(reversed(messages)):
             memory = blocks[i % len(blocks)].fill_(float(i))
             yield Update(message.client, "enrol", 0, payload={"own-head/w": memory}, examples=1)
 
@@ -176,13 +176,15 @@ def test_a_reply_is_not_copied_before_its_memory_is_written_again(monkeypatch):
     own = Update.own
     monkeypatch.setattr(Update, "own", noted)
     transport = Borrowing(2)
-    mail = [session.server.mail("enrol", client) for client in sorted(session.server.roster)]
+    messages = [
+        session.server.broadcast("enrol", client) for client in sorted(session.server.roster)
+    ]
     values = [
         float(u.payload["own-head/w"])
-        for u in answers(session.server, transport, mail, session.record)
+        for u in answers(session.server, transport, messages, session.record)
     ]
     assert values == [3.0, 2.0, 1.0, 0.0]
-    assert copied == [m.client for m in reversed(mail)][:-2]  # the last two were read in place
+    assert copied == [m.client for m in reversed(messages)][:-2]  # the last two were read in place
 
 
 class OwnHead(Part):

@@ -24,11 +24,7 @@ CONVS = (
     (256, 3, 1, 1, False),
     (256, 3, 1, 1, True),
 )
-
-
 LEAST = 63  # pixels, for the last max-pool to have a window
-
-
 SIDE = 6  # of the maps after adaptive pooling, whatever the size of the image
 
 

@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """Blocks of each stage and the options of the family."""
 
     name: str
@@ -72,7 +72,7 @@ class Plan:
     bottleneck: int
 
 
-def _stem(inputs: int, plan: Plan) -> dict[str, nn.Module]:
+def _stem(inputs: int, plan: StagePlan) -> dict[str, nn.Module]:
     """Conv 7x7 and max-pool, each halving the image, or one conv 3x3 that leaves it as it is."""
     small = plan.stem == "small"
     out = scaled(64, plan.width)
@@ -84,7 +84,9 @@ def _stem(inputs: int, plan: Plan) -> dict[str, nn.Module]:
     }
 
 
-def _resnet(shape: Sequence[int], classes: int, plan: Plan, pretrained: str | None = None) -> Net:
+def _resnet(
+    shape: Sequence[int], classes: int, plan: StagePlan, pretrained: str | None = None
+) -> Net:
     small = choice("stem", plan.stem, ("imagenet", "small")) == "small"
     inputs, *_ = image(f"{plan.name} with stem={plan.stem}", shape, least=8 if small else 16)
     modules = _stem(inputs, plan)
@@ -131,7 +133,7 @@ def resnet10(
     bottleneck: int = 0,
 ) -> Net:
     """F2DC's ResNet-10: stem of one conv 3x3 without max-pool, one basic block per stage."""
-    plan = Plan("resnet10", basic, (1, 1, 1, 1), width, norm, stem, bottleneck)
+    plan = StagePlan("resnet10", basic, (1, 1, 1, 1), width, norm, stem, bottleneck)
     return _resnet(shape, classes, plan)
 
 
@@ -151,7 +153,7 @@ def resnet18(  # noqa: PLR0913  one parameter per option
     CSAC puts Linear(512, 256), BatchNorm, ReLU between mean-pool and classifier; these are always
     new. ``pretrained`` is a local file of torchvision or timm.
     """
-    plan = Plan("resnet18", basic, (2, 2, 2, 2), width, norm, stem, bottleneck)
+    plan = StagePlan("resnet18", basic, (2, 2, 2, 2), width, norm, stem, bottleneck)
     return _resnet(shape, classes, plan, pretrained)
 
 
@@ -167,7 +169,7 @@ def resnet34(  # noqa: PLR0913  one parameter per option
     pretrained: str | None = None,
 ) -> Net:
     """ResNet-34 of torchvision, with the options of resnet18."""
-    plan = Plan("resnet34", basic, (3, 4, 6, 3), width, norm, stem, bottleneck)
+    plan = StagePlan("resnet34", basic, (3, 4, 6, 3), width, norm, stem, bottleneck)
     return _resnet(shape, classes, plan, pretrained)
 
 
@@ -183,5 +185,5 @@ def resnet50(  # noqa: PLR0913  one parameter per option
     pretrained: str | None = None,
 ) -> Net:
     """ResNet-50 of torchvision (stride in the 3x3 conv), with the options of resnet18."""
-    plan = Plan("resnet50", narrowing, (3, 4, 6, 3), width, norm, stem, bottleneck)
+    plan = StagePlan("resnet50", narrowing, (3, 4, 6, 3), width, norm, stem, bottleneck)
     return _resnet(shape, classes, plan, pretrained)

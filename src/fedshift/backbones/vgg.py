@@ -11,8 +11,6 @@ from fedshift.backbones.layers import he, image, normalisation, scaled
 from fedshift.backbones.pretrained import load_pretrained
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pool ends each
-
-
 UNUSED = ("classifier", "pre_logits", "head")  # what torchvision and timm put on the features
 
 

@@ -1,4 +1,4 @@
-"""Everything a user can mend: the command line prints one line and exits with code 2."""
+"""Everything that a user can mend; the command line prints one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Self
 
 
 class FedshiftError(Exception):
-    """Base of all our errors; the message says what was found, what was expected, what to do."""
+    """Base of all our errors; the message says what was found, what was expected, what to do.
+
+    The message speaks Python. ``options`` names the arguments that mend it, such as ``resume``,
+    ``allow=public_set`` or ``scenario.unseen=DOMAIN``, and the command line adds how it spells
+    them (``--resume``, ``--allow public_set``, ``--set scenario.unseen=DOMAIN``).
+    """
+
+    def __init__(self, message: str = "", *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 class ConfigError(FedshiftError):
@@ -31,8 +40,8 @@ class ClashError(FedshiftError):
     """Two parts that cannot stand in one method."""
 
 
-class GrantError(FedshiftError):
-    """A part needs something that the scenario does not grant."""
+class NotAllowedError(FedshiftError):
+    """A part needs something that the scenario does not allow."""
 
 
 class DataError(FedshiftError):

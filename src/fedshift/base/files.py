@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-from torch import Tensor
 
-from fedshift.base import tree
 from fedshift.base.errors import RunError
-from fedshift.base.tree import Tree
 
 if sys.platform != "win32":
     import fcntl
@@ -38,7 +34,7 @@ def readable_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(
-            f"cannot use {path}: {reason}; free space or choose another --out"
+            f"cannot use {path}: {reason}; free space or choose another folder", "out=DIR"
         ) from error
 
 
@@ -55,7 +51,8 @@ def only_writer(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(
-                f"another process is writing {folder}; wait for it, or choose another --out"
+                f"another process is writing {folder}; wait for it, or choose another folder",
+                "out=DIR",
             ) from None
         try:
             yield
@@ -88,34 +85,3 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run again") from error
-
-
-def write_tensors(
-    path: Path, entries: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None
-) -> None:
-    """A safetensors file that carries the checksum of its data, written atomically."""
-    head, data = _split(tree.to_bytes(entries, meta))
-    head["__metadata__"]["sha256"] = hashlib.sha256(data).hexdigest()
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)  # the format wants its data aligned
-    write_bytes(path, len(text).to_bytes(8, "little") + text + data)
-
-
-def read_tensors(path: Path) -> tuple[Tree, dict[str, Any]]:
-    """Inverse of :func:`write_tensors`; a damaged file is refused."""
-    with readable_errors(path):
-        blob = path.read_bytes()
-    try:
-        head, data = _split(blob)
-        whole = head["__metadata__"]["sha256"] == hashlib.sha256(data).hexdigest()
-    except (ValueError, KeyError):
-        whole = False
-    if not whole:
-        raise RunError(f"{path} is damaged: its checksum does not match; restore or delete it")
-    return tree.from_bytes(blob)
-
-
-def _split(blob: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors blob."""
-    size = int.from_bytes(blob[:8], "little")
-    return json.loads(blob[8 : 8 + size]), blob[8 + size :]

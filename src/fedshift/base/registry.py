@@ -23,8 +23,6 @@ from fedshift.base import seeds
 from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
 
 T = TypeVar("T")
-
-
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 

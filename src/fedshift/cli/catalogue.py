@@ -1,24 +1,79 @@
-"""What there is to choose from: one line each, with paper and switches."""
+"""What there is to choose from: one line each, with paper and switches.
+
+Finding out imports every method, and torch with them. So the answer is kept in FEDSHIFT_HOME, with
+a digest of everything it was made from (our files, plug-ins, other packages, your own datasets):
+``fedshift list`` answers at once, and never with what was true before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from fedshift.base.registry import Entry
-from fedshift.core.component import settings_of
-from fedshift.core.registry import BACKBONES, METHODS, SCENARIOS, parts
-from fedshift.core.scenario import Scenario
-from fedshift.data.library.loaded import datasets
-from fedshift.data.registry import DATASETS
+from fedshift.base.errors import RunError
+from fedshift.base.files import home, write_json
 
 Row = dict[str, Any]
+GROUPS = ("fedshift.methods", "fedshift.backbones", "fedshift.scenarios", "fedshift.data")
 
 
 def catalogue(kind: str) -> list[Row]:
-    """Rows of one kind as JSON."""
+    """Rows of one kind as JSON: kept ones, if nothing they rest on has changed."""
+    digest = fingerprint()
+    path = home() / "catalogue" / f"{kind}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text())
+        if kept["digest"] == digest:
+            found: list[Row] = kept["rows"]
+            return found
+    rows: list[Row] = json.loads(json.dumps(list_all(kind)))
+    _keep(path, {"digest": digest, "rows": rows})
+    return rows
+
+
+def _keep(path: Path, content: Row) -> None:
+    """Write what was found; a folder that cannot be written is looked through again next time."""
+    with suppress(RunError):
+        write_json(path, content)
+
+
+def fingerprint() -> str:
+    """A digest of all that a catalogue is made from, without importing any of it."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(_sources()):
+        with suppress(OSError):
+            stat = path.stat()
+            found.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    for group in GROUPS:
+        for point in entry_points(group=group):
+            version = point.dist.version if point.dist else ""
+            found.update(f"{group} {point.name} {point.value} {version}\n".encode())
+    return found.hexdigest()
+
+
+def _sources() -> Iterator[Path]:
+    """Our files, those of FEDSHIFT_PLUGINS, and the cards of your own datasets."""
+    yield from Path(__file__).parent.parent.rglob("*.py")
+    for item in filter(None, os.environ.get("FEDSHIFT_PLUGINS", "").split(os.pathsep)):
+        path = Path(item)
+        yield from [path, *path.glob("*.py")] if path.is_dir() else [path]
+    yield from (home() / "own").glob("*.json")
+
+
+def list_all(kind: str) -> list[Row]:
+    """Rows of one kind, by looking at everything that is registered."""
+    from fedshift.core.registry import BACKBONES
+    from fedshift.data.library.loaded import datasets
+    from fedshift.data.registry import DATASETS
+
     makers: dict[str, Callable[[], list[Row]]] = {
         "methods": _methods,
         "parts": _parts,
@@ -44,16 +99,18 @@ def _text(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
-def _switches(entry: Entry[Any], skip: tuple[str, ...] = ()) -> Row:
+def _switches(entry: Any, skip: tuple[str, ...] = ()) -> Row:
     return {k: p.default for k, p in entry.options.items() if k not in skip}
 
 
-def _plain(entry: Entry[Any]) -> Row:
+def _plain(entry: Any) -> Row:
     options = _switches(entry, ("shape", "classes"))
     return {"name": entry.name, "what": entry.summary, "switches": options}
 
 
 def _methods() -> list[Row]:
+    from fedshift.core.registry import METHODS
+
     rows = []
     for entry in METHODS.entries().values():
         whole = entry.build()
@@ -71,6 +128,9 @@ def _methods() -> list[Row]:
 
 
 def _parts() -> list[Row]:
+    from fedshift.core.component import settings_of
+    from fedshift.core.registry import parts
+
     rows = []
     for name, kind in sorted(parts().items()):
         settings = {f.name: f.default for f in settings_of(kind())}
@@ -80,16 +140,18 @@ def _parts() -> list[Row]:
 
 
 def _scenarios() -> list[Row]:
+    from fedshift.core.registry import SCENARIOS
+
     rows = []
     for entry in SCENARIOS.entries().values():
-        place: Scenario = entry.build()
+        scenario = entry.build()
         rows.append(
             {
                 "name": entry.name,
                 "what": entry.summary,
-                "domains": list(place.domains),
-                "unseen": place.unseen or "none",
-                "protocols": list(place.protocols),
+                "domains": list(scenario.domains),
+                "unseen": scenario.unseen or "none",
+                "protocols": list(scenario.protocols),
             }
         )
     return rows

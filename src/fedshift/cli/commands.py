@@ -1,4 +1,7 @@
-"""The commands. Each is a thin shell around the Python API."""
+"""The commands. Each is a thin shell around the Python API.
+
+What a command needs is imported when it runs: ``fedshift --help`` must not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
-from fedshift.cli.catalogue import catalogue, print_catalogue
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
-from fedshift.core.config import configure
-from fedshift.core.registry import METHODS
-from fedshift.core.server import Policy
-from fedshift.engine.compute import Compute
-from fedshift.engine.federation import holdings
-from fedshift.experiment.compare import compare as compare_runs
-from fedshift.experiment.compare import read_comparison
-from fedshift.experiment.listener import Listener
-from fedshift.experiment.progress import Board
-from fedshift.experiment.run import execute, load_result
-from fedshift.experiment.scenario import placed, split_settings
-from fedshift.experiment.session import Options
-from fedshift.report import figures, formats, html, screen
-from fedshift.report.partition import plot as draw_partition
-from fedshift.report.partition import render_table
-from fedshift.report.results import Comparison
-from fedshift.runs.record import read_config
-from fedshift.transports import TRANSPORTS
 
 app = typer.Typer(
     name="fedshift",
@@ -41,7 +24,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -68,21 +50,33 @@ def top(
 
 @app.command()
 def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE.toml]", help="A run file, or a run directory; options change its values."
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(help='Method, such as fedbn, "fedprox[mu=0.1]" or "fedavg + mixup".'),
     ] = None,
     settings: opt.Settings = None,
-    without: Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")] = None,
-    scenario: Annotated[str, typer.Option(help="See `fedshift list scenarios`.")] = "digits",
-    scale: opt.ScaleOption = None,
+    without: opt.Without = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="See `fedshift list scenarios`; default digits.")
+    ] = None,
+    scale: opt.Scale = None,
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
-    seed: Annotated[int, typer.Option(help="Of data, weights, cohorts and batches.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of data, weights, cohorts and batches; default 0.")
+    ] = None,
+    allow: opt.Allow = None,
     grant: opt.Grant = None,
     transport: Annotated[
-        str, typer.Option(help=f"{', '.join(TRANSPORTS)}, or auto: a pool if it has 2 workers.")
+        str,
+        typer.Option(help="inprocess, pool, wire, flower, or auto: a pool if it has 2 workers."),
     ] = "auto",
     workers: Annotated[
         str, typer.Option(help="Processes that visit clients; auto is one per core.")
@@ -90,11 +84,15 @@ def run(
     on_loss: opt.OnLoss = "fail",
     timeout: opt.Timeout = None,
     min_sites: opt.MinSites = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="cpu (default), cuda, cuda:1, mps, or auto.")
+    ] = None,
     layout: Annotated[
-        str,
-        typer.Option(help="Memory of conv nets: channels-last, contiguous, or auto: tried once."),
-    ] = "channels-last",
+        str | None,
+        typer.Option(
+            help="Memory of conv nets: channels-last (default), contiguous, or auto: tried once."
+        ),
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="torch.compile the net, once per process.")
     ] = False,
@@ -105,36 +103,46 @@ def run(
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
-    policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
     if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
-    if method is None and resume and out is not None:
+    from fedshift.base.process import tune_process
+    from fedshift.core.config import configure
+    from fedshift.core.server import Policy
+    from fedshift.experiment.progress import ProgressBoard
+    from fedshift.experiment.run import execute, method_of, scenario_of
+    from fedshift.experiment.scenario import scenario_from, split_settings
+    from fedshift.experiment.session import Options
+    from fedshift.runs.record import read_config
+    from fedshift.runs.run_file import RunFile, read_run_file
+
+    policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
+    given = read_run_file(file) if file is not None else RunFile(method="")
+    compute = given.compute.changed(device=device, layout=layout, compile=compiled or None)
+    if method is None and file is None and resume and out is not None:
         config = read_config(out)
         whole = config.build()
     else:
         own, changes = split_settings(
             settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
         )
+        base = scenario or (scenario_of(given) if file is not None else "digits")
         config, whole = configure(
-            _required(method),
-            placed(scenario, scale, grant, changes),
-            seed=seed,
-            settings=own,
-            without=tuple(without or ()),
+            method or (method_of(given, str(file)) if file is not None else _no_method()),
+            scenario_from(base, scale, [*(allow or ()), *(grant or ())], changes),
+            seed=given.seed if seed is None else seed,
+            settings=(given.settings if method is None else {}) | own,
+            without=(*(given.without if method is None else ()), *(without or ())),
         )
     path = out or Path("runs") / config.name
-    compute = Compute(device, layout, compiled)
-    with Board(quiet=quiet) as board:
-        listener: Listener = board.watch(config)
-        options = Options(resume, transport, listener, count, policy, compute)
+    tune_process()
+    with ProgressBoard(quiet=quiet) as board:
+        options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
 
-def _required(method: str | None) -> str:
-    if method is None:
-        raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
-    return method
+def _no_method() -> str:
+    raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
 
 
 @app.command()
@@ -142,12 +150,13 @@ def compare(
     method: Annotated[list[str], typer.Option(help="Methods, separated by commas or repeated.")],
     settings: opt.Settings = None,
     scenario: Annotated[list[str], typer.Option(help="Repeatable.")] = ["digits"],  # noqa: B006
-    scale: opt.ScaleOption = None,
+    scale: opt.Scale = None,
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(help="Or the seeds 0 to N-1.", min=1)] = 1,
+    allow: opt.Allow = None,
     grant: opt.Grant = None,
     workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
@@ -155,19 +164,28 @@ def compare(
     quiet: opt.Quiet = False,
 ) -> None:
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
+    from fedshift.base.process import tune_process
+    from fedshift.experiment.compare import compare as compare_runs
+    from fedshift.experiment.progress import ProgressBoard
+    from fedshift.experiment.scenario import scenario_from, split_settings
+
     own, changes = split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
     if own:
         key = next(iter(own))
         raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
-    places = [
-        placed(name, scale, grant, dict(changes)) for item in scenario for name in item.split(",")
+    allowed = [*(allow or ()), *(grant or ())]
+    scenarios = [
+        scenario_from(name, scale, allowed, dict(changes))
+        for item in scenario
+        for name in item.split(",")
     ]
-    with Board(quiet=quiet) as board:
+    tune_process()
+    with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
             split_methods(method),
-            places,
+            scenarios,
             seeds=seed or list(range(seeds)),
             out=out,
             workers=opt.workers_of(workers),
@@ -189,8 +207,12 @@ def split_methods(items: list[str]) -> list[str]:
     return [w for w in [*out, word.strip()] if w]
 
 
-def _publish(found: Comparison, out: Path, *, as_json: bool, quiet: bool) -> None:
+def _publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
     """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
+    from rich.console import Console
+
+    from fedshift.report import html, screen
+
     page = html.write(found, out / "report.html") if found.results else None
     if as_json:
         failed = [{"run": f.config.name, "reason": f.reason} for f in found.failures]
@@ -215,8 +237,14 @@ def demo(
     quiet: opt.Quiet = False,
 ) -> None:
     """Compare a few methods on the embedded digits: nothing to download, minutes on two cores."""
+    from fedshift.base.process import tune_process
+    from fedshift.core.registry import METHODS
+    from fedshift.experiment.compare import compare as compare_runs
+    from fedshift.experiment.progress import ProgressBoard
+
     methods = ["local", "fedavg", "fedbn", "ditto", *(m for m in CORE if m in METHODS.entries())]
-    with Board(quiet=quiet) as board:
+    tune_process()
+    with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
             methods, out=out, workers=opt.workers_of(workers), watch=board.watch, rounds=rounds
         )
@@ -232,6 +260,8 @@ def list_(
     as_json: opt.Json = False,
 ) -> None:
     """List methods, parts, scenarios, backbones or datasets: one line each."""
+    from fedshift.cli.catalogue import catalogue, print_catalogue
+
     rows = catalogue(kind)
     if as_json:
         typer.echo(json.dumps(rows))
@@ -245,8 +275,13 @@ def show(
     as_json: opt.Json = False,
 ) -> None:
     """Show the numbers of a run, or the table of a folder of runs."""
+    from rich.console import Console
+
+    from fedshift.report import screen
+    from fedshift.report.load import load_comparison, load_run
+
     single = (path / "config.json").exists() or not path.is_dir()
-    found: Any = load_result(path) if single else read_comparison(path)
+    found: Any = load_run(path) if single else load_comparison(path)
     if as_json:
         typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
     else:
@@ -256,17 +291,25 @@ def show(
 @app.command()
 def partition(
     scenario: Annotated[str, typer.Argument(help="A scenario, or a dataset.")],
-    scale: opt.ScaleOption = None,
+    scale: opt.Scale = None,
     settings: opt.Settings = None,
     seed: Annotated[int, typer.Option(help="Who holds what depends on it.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Picture to write: png, svg or pdf.")] = None,
 ) -> None:
     """Show who holds what in a scenario: clients x domains x classes."""
-    place = placed(scenario, scale, None, split_settings(settings)[1])
-    shown = holdings(place, seed)
+    from rich.console import Console
+
+    from fedshift.engine.federation import holdings
+    from fedshift.experiment.scenario import scenario_from, split_settings
+    from fedshift.report import optional
+    from fedshift.report.partition import render_table
+
+    chosen = scenario_from(scenario, scale, None, split_settings(settings)[1])
+    shown = holdings(chosen, seed)
     Console().print(render_table(shown))
     if plot is not None:
-        typer.echo(f"written: {figures.save(draw_partition(shown), plot)}")
+        figures = optional.figures()
+        typer.echo(f"written: {figures.save(figures.partition(shown), plot)}")
 
 
 @app.command()
@@ -278,7 +321,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
 ) -> None:
     """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
-    found = read_comparison(opt.folder(path))
+    from fedshift.report import formats, html
+    from fedshift.report.load import load_comparison
+
+    found = load_comparison(opt.folder(path))
     if form == "html":
         typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
         return
@@ -295,7 +341,8 @@ def check(
     method: Annotated[str, typer.Argument(help="Method to test, such as your own.")],
 ) -> None:
     """Run the contract suite on a method: bytes, privacy, order, seeds, resume, traces."""
-    from fedshift.testing import check_contract  # noqa: PLC0415  registers a toy dataset
+    from fedshift.core.registry import METHODS
+    from fedshift.testing import check_contract
 
     if not method.strip():
         raise UnknownNameError.of("method", method, METHODS.entries())

@@ -9,42 +9,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from fedshift.base.errors import ConfigError
 from fedshift.cli import options as opt
-from fedshift.core.config import configure
-from fedshift.core.scenario import Scenario, one_line
-from fedshift.core.server import Policy
-from fedshift.data.dealing.splits import Given
-from fedshift.experiment.progress import Board
-from fedshift.experiment.scenario import placed, split_settings
 
 server = typer.Typer(
     name="server", help="The server of a federation on real machines.", no_args_is_help=True
 )
-
-
 site = typer.Typer(
     name="site", help="One site of a federation on real machines.", no_args_is_help=True
 )
-
-
-SITES = Scenario(  # what a run of real sites starts from; every value can be --set
-    name="sites",
-    data="sites",
-    domains=("sites",),
-    split=Given(),
-    protocols=("personal",),
-)
-
-
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `init` made.")]
-
-
 Days = Annotated[int, typer.Option(help="How long the certificate holds.", min=1, max=3650)]
-
-
 San = Annotated[
     list[str] | None,
     typer.Option(help="A further name or address for the certificate; repeatable."),
@@ -74,11 +50,11 @@ def server_init(
     from fedshift.deploy.setup import init_server
 
     settings = ServerSettings(host=host, port=port, bind=bind, names=tuple(san or ()))
-    place = init_server(folder, settings, days)
-    typer.echo(f"made {place.root}")
+    paths = init_server(folder, settings, days)
+    typer.echo(f"made {paths.root}")
     typer.echo(f"firewall: let the sites' machines reach TCP port {port} of {host}; no other port")
-    typer.echo(f"give to every site: {place.ca}, and the address {host}:{port}")
-    typer.echo(f"as a service: {place.unit}")
+    typer.echo(f"give to every site: {paths.ca}, and the address {host}:{port}")
+    typer.echo(f"as a service: {paths.unit}")
     typer.echo(f"next: fedshift server start {folder}")
 
 
@@ -98,11 +74,11 @@ def server_register(
     """Let sites in by their public keys; the server must be running."""
     from fedshift.deploy.credentials import read_public
     from fedshift.deploy.flower.control import Control
-    from fedshift.deploy.folders import ServerPlace
+    from fedshift.deploy.folders import ServerPaths
     from fedshift.deploy.runs import register
 
     found = [read_public(path) for path in keys]
-    with Control(ServerPlace(folder.absolute())) as control:
+    with Control(ServerPaths(folder.absolute())) as control:
         for key in found:
             new = register(control, key)
             typer.echo(f"{key.site}: {'registered' if new else 'was registered already'}")
@@ -114,10 +90,10 @@ def server_remove(
 ) -> None:
     """Let a site in no more."""
     from fedshift.deploy.flower.control import Control
-    from fedshift.deploy.folders import ServerPlace
+    from fedshift.deploy.folders import ServerPaths
     from fedshift.deploy.runs import chosen
 
-    with Control(ServerPlace(folder.absolute())) as control:
+    with Control(ServerPaths(folder.absolute())) as control:
         nodes = control.nodes()
         chosen(nodes, [name])
         control.unregister(nodes[name])
@@ -128,9 +104,9 @@ def server_remove(
 def server_sites(folder: Folder) -> None:
     """List registered sites, and whether they are online."""
     from fedshift.deploy.flower.control import Control
-    from fedshift.deploy.folders import ServerPlace
+    from fedshift.deploy.folders import ServerPaths
 
-    with Control(ServerPlace(folder.absolute())) as control:
+    with Control(ServerPaths(folder.absolute())) as control:
         for name, node in sorted(control.nodes().items()):
             typer.echo(f"{name}: {node.status}")
 
@@ -138,14 +114,14 @@ def server_sites(folder: Folder) -> None:
 @server.command(name="renew")
 def server_renew(folder: Folder, san: San = None, days: Days = 365) -> None:
     """Make a new server certificate of the same authority; sites need nothing new."""
-    from fedshift.deploy.folders import ServerPlace, read_server, write_settings
+    from fedshift.deploy.folders import ServerPaths, read_server, write_settings
     from fedshift.deploy.setup import renew
 
-    place, settings = ServerPlace(folder.absolute()), read_server(folder)
+    paths, settings = ServerPaths(folder.absolute()), read_server(folder)
     names = tuple(dict.fromkeys((*settings.names, *(san or ()))))
     settings = settings.model_copy(update={"names": names})
-    renew(place, settings, days)
-    write_settings(place.settings, settings, "Server of a federation; `fedshift server start`.")
+    renew(paths, settings, days)
+    write_settings(paths.settings, settings, "Server of a federation; `fedshift server start`.")
     typer.echo(f"renewed for {days} days; start the server again to use it")
 
 
@@ -154,15 +130,16 @@ def server_run(
     folder: Folder,
     method: Annotated[str, typer.Option(help='Method, such as fedbn or "fedprox[mu=0.1]".')],
     settings: opt.Settings = None,
-    without: Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")] = None,
+    without: opt.Without = None,
     scenario: Annotated[
         str | None, typer.Option(help="Take its settings; default: those of `sites`.")
     ] = None,
-    scale: opt.ScaleOption = None,
+    scale: opt.Scale = None,
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
     seed: Annotated[int, typer.Option(help="Of weights, splits, cohorts and batches.")] = 0,
+    allow: opt.Allow = None,
     grant: opt.Grant = None,
     sites: Annotated[
         list[str] | None, typer.Option("--site", help="Only these; default: all registered.")
@@ -183,23 +160,28 @@ def server_run(
     quiet: opt.Quiet = False,
 ) -> None:
     """Train over the registered sites; the same command again goes on where it stopped."""
+    from fedshift.core.config import configure
+    from fedshift.core.server import Policy
     from fedshift.deploy.flower.control import Control
-    from fedshift.deploy.folders import ServerPlace
+    from fedshift.deploy.folders import ServerPaths
     from fedshift.deploy.runs import Terms, run
-    from fedshift.deploy.session import deployed
+    from fedshift.deploy.session import SITES, deployed
+    from fedshift.experiment.progress import ProgressBoard
+    from fedshift.experiment.scenario import scenario_from, split_settings
 
     own, changes = split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
     if target not in (None, "scenario"):
         target = str(Path(target).absolute())
-    place = deployed(placed(scenario or SITES, scale, grant, changes), target)
-    config, _ = configure(method, place, seed=seed, settings=own, without=tuple(without or ()))
-    here = ServerPlace(folder.absolute())
+    allowed = [*(allow or ()), *(grant or ())]
+    chosen = deployed(scenario_from(scenario or SITES, scale, allowed, changes), target)
+    config, _ = configure(method, chosen, seed=seed, settings=own, without=tuple(without or ()))
+    here = ServerPaths(folder.absolute())
     path = out or here.runs / config.name
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
     terms = Terms(tuple(sites or ()), wait, policy, target)
-    with Control(here) as control, Board(quiet=quiet) as board:
+    with Control(here) as control, ProgressBoard(quiet=quiet) as board:
         result = run(control, config, path, terms, board.watch(config))
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
@@ -225,6 +207,9 @@ def site_init(
     ] = "",
 ) -> None:
     """Make a key, settings and a systemd unit for a site."""
+    from pydantic import ValidationError
+
+    from fedshift.core.scenario import one_line
     from fedshift.deploy.folders import SiteSettings
     from fedshift.deploy.setup import init_site
 
@@ -241,12 +226,12 @@ def site_init(
         )
     except ValidationError as error:
         raise ConfigError(one_line(error)) from None
-    place = init_site(folder, settings, ca)
-    typer.echo(f"made {place.root}")
+    paths = init_site(folder, settings, ca)
+    typer.echo(f"made {paths.root}")
     typer.echo(f"firewall: this machine must reach {address} (TCP); nothing needs to come in")
-    typer.echo(f"send to the server's operator: {place.public_key(name)}")
+    typer.echo(f"send to the server's operator: {paths.public_key(name)}")
     typer.echo(f"who runs: fedshift server register DIR {name}.pub")
-    typer.echo(f"as a service: {place.unit}")
+    typer.echo(f"as a service: {paths.unit}")
     typer.echo(f"next: fedshift site check {folder}")
 
 
@@ -254,9 +239,9 @@ def site_init(
 def site_check(folder: Folder) -> None:
     """Check key, data, port, certificate, versions and registration."""
     from fedshift.deploy.checks import check_site
-    from fedshift.deploy.folders import SitePlace
+    from fedshift.deploy.folders import SitePaths
 
-    for line in check_site(SitePlace(folder.absolute())):
+    for line in check_site(SitePaths(folder.absolute())):
         typer.echo(f"ok  {line}")
 
 

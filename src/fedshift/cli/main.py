@@ -1,22 +1,29 @@
-"""Entry point: runs a command, and turns errors into one line and an exit code."""
+"""Entry point: runs a command, and turns errors into one line and an exit code.
+
+The library's errors speak Python; here the flags that mend them are added. Its log is rendered on
+the error stream, one line each.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
 
 import click
-from rich.console import Console
 
 from fedshift.base.errors import FedshiftError
+from fedshift.base.logs import log
 from fedshift.cli.commands import app
+from fedshift.cli.options import flag
 
 
 def main(args: list[str] | None = None) -> None:
     """Run ``fedshift``; exits with 0, 1 (some runs failed), 2 (one line says why) or 130."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for worker processes
     warnings.showwarning = lambda message, *_args, **_kwargs: _say(f"note: {message}")
+    _render_log()
     try:
         code = app(args=args, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -24,7 +31,8 @@ def main(args: list[str] | None = None) -> None:
     except click.ClickException as error:
         code = _fail(error.format_message(), error.exit_code)
     except FedshiftError as error:
-        code = _fail(str(error), 2)
+        flags = ", ".join(map(flag, error.options))
+        code = _fail(f"{error} ({flags})" if flags else str(error), 2)
     except (KeyboardInterrupt, click.Abort):
         code = _fail(
             "interrupted; the same command with --resume continues after the last round", 130
@@ -34,7 +42,25 @@ def main(args: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+class NoteHandler(logging.Handler):
+    """A line on the error stream for each warning of the library."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record."""
+        kind = "error" if record.levelno >= logging.ERROR else "note"
+        _say(f"{kind}: {' '.join(record.getMessage().split())}")
+
+
+def _render_log() -> None:
+    """Let the library's warnings show; what it tells of rounds is drawn as progress instead."""
+    if not any(isinstance(handler, NoteHandler) for handler in log.handlers):
+        log.addHandler(NoteHandler(logging.WARNING))
+        log.propagate = False
+
+
 def _show(text: str) -> int:
+    from rich.console import Console
+
     Console().print(text, markup=False, highlight=False)
     return 2
 
@@ -46,4 +72,6 @@ def _fail(message: str, code: int) -> int:
 
 def _say(line: str) -> None:
     """One line on the error stream, however long."""
+    from rich.console import Console
+
     Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)

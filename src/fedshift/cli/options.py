@@ -1,35 +1,33 @@
-"""Options that several commands share, and what they mean to a scenario."""
+"""Options that several commands share, what they mean, and how results are printed.
+
+Nothing here imports torch: a command imports what it needs when it runs, so that help is instant.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedshift.base.errors import ConfigError
-from fedshift.report import screen
-from fedshift.report.results import RunResult
 
 Backbone = Annotated[str | None, typer.Option(help="Network; see `fedshift list backbones`.")]
-
-
 Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
-
-
 ClientsPerRound = Annotated[int | None, typer.Option(help="How many clients take part in a round.")]
-
-
-Grant = Annotated[list[str] | None, typer.Option(help="Let methods use a resource; repeatable.")]
-
-
-ScaleOption = Annotated[
+Without = Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Allow extra data or knowledge: client_val, public_set, server_unlabelled, "
+        "domain_ids, ...; repeatable.",
+    ),
+]
+Grant = Annotated[list[str] | None, typer.Option("--grant", hidden=True, help="Now --allow.")]
+Scale = Annotated[
     str | None, typer.Option("--scale", help="laptop (default) or paper, for papers' scenarios.")
 ]
-
-
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,34 +36,28 @@ Settings = Annotated[
         help="KEY of the method, scenario.KEY, backbone.KEY or data.KEY; repeatable.",
     ),
 ]
-
-
 OnLoss = Annotated[
     str, typer.Option(help="When a site is lost: fail, skip it in this round, or wait for it.")
 ]
-
-
 Timeout = Annotated[
     float | None, typer.Option(help="Seconds that one exchange with the sites may take.")
 ]
-
-
 MinSites = Annotated[int, typer.Option(help="Answers that a round needs with --on-loss skip.")]
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
-
-
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 
 
-def tell(result: RunResult, path: Path, *, as_json: bool, quiet: bool) -> None:
-    """A run's numbers as the options ask for them."""
+def tell(result: Any, path: Path, *, as_json: bool, quiet: bool) -> None:
+    """A run's numbers as the options ask for them; ``result`` is a RunResult."""
     if as_json:
         typer.echo(json.dumps(result.summary | {"path": str(path)}))
     elif quiet:
         typer.echo(str(path))
     else:
+        from rich.console import Console
+
+        from fedshift.report import screen
+
         Console().print(screen.detail(result))
         typer.echo(f"\nkept in {path}")
 
@@ -84,3 +76,16 @@ def folder(path: Path) -> Path:
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; check the path")
     return path
+
+
+def flag(option: str) -> str:
+    """How the command line spells the argument that an error names.
+
+    Examples:
+        >>> flag("resume"), flag("on_loss=wait"), flag("scenario.unseen=DOMAIN")
+        ('--resume', '--on-loss wait', '--set scenario.unseen=DOMAIN')
+    """
+    key, _, value = option.partition("=")
+    if "." in key:
+        return f"--set {option}"
+    return " ".join(filter(None, (f"--{key.replace('_', '-')}", value)))

@@ -25,7 +25,7 @@ from fedshift.core.component import described, setting, settings_of, with_settin
 class Weighting(Declares):
     """One weight per update; called once per round, so it may keep state at the server."""
 
-    ahead: ClassVar[bool] = False  # whether the clients' enrolments are all it looks at
+    from_enrolments: ClassVar[bool] = False  # whether the clients' enrolments are all it looks at
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,) in float64 that sum to one, in the order of ``updates``."""
@@ -35,7 +35,7 @@ class Weighting(Declares):
 class ByExamples(Weighting):
     """n_k / n (McMahan et al., AISTATS 2017, Algorithm 1)."""
 
-    ahead = True
+    from_enrolments = True
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:  # noqa: ARG002, D102
         n = torch.tensor([u.examples for u in updates], dtype=torch.float64)
@@ -45,7 +45,7 @@ class ByExamples(Weighting):
 class Uniform(Weighting):
     """1 / n."""
 
-    ahead = True
+    from_enrolments = True
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:  # noqa: ARG002, D102
         return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64)
@@ -116,7 +116,7 @@ class Aggregator(Declares):
 
     @property
     def declared(self) -> tuple[Declares, ...]:
-        """The rule and its two companions."""
+        """The rule, its server optimiser and its weighting."""
         return (self, self.optimiser, *([self.weights] if self.weights else []))
 
     def settings(self) -> list[tuple[str, str, Any]]:
@@ -148,7 +148,7 @@ class Mean(Aggregator):
 
     def streams(self, server: Server) -> bool:
         """If the weights are known before the replies are."""
-        return self.weighting(server).ahead
+        return self.weighting(server).from_enrolments
 
     def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
         """Parameters and buffers in one running sum."""

@@ -84,7 +84,7 @@ class Client:
         draw = torch.randint(2**62, (), generator=self.generator(part))
         return np.random.default_rng(int(draw))
 
-    def mail(self, part: Part) -> Tree:
+    def payload(self, part: Part) -> Tree:
         """What the server half of ``part`` sent."""
         return tree.under(part.name, self.inbox)
 

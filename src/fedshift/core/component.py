@@ -12,8 +12,6 @@ from fedshift.base.errors import ConfigError
 from fedshift.base.settings import convert
 
 T = TypeVar("T")
-
-
 RESOURCES = {
     "client_val": "a validation split at each client",
     "server_unlabelled": "unlabelled inputs of the target at the server",
@@ -62,14 +60,18 @@ class Declares:
     needs_individual_updates: ClassVar[bool] = False  # rules out secure aggregation
     needs_full_participation: ClassVar[bool] = False
     min_clients: ClassVar[int] = 1
-    at_home: ClassVar[bool] = (
+    scored_at_sites: ClassVar[bool] = (
         False  # private entries stay put even for `global`: a domain's clients score it
     )
     optimisers: ClassVar[frozenset[str] | None] = None  # of sgd, momentum, adam, adamw; None: any
     references: ClassVar[frozenset[str]] = frozenset()  # of received, previous, initial
-    protects: ClassVar[bool] = False  # promises that no more leaves a site than what it covers
-    hides: ClassVar[bool] = False  # and that the method sees a mean in place of single updates
-    conceals: ClassVar[bool] = False  # and that shared entries leave a site in its payload only
+    gives_privacy: ClassVar[bool] = False  # promises that no more leaves a site than what it covers
+    aggregate_only: ClassVar[bool] = (
+        False  # and that the method sees a mean in place of single updates
+    )
+    weights_in_payload: ClassVar[bool] = (
+        False  # and that shared entries leave a site in its payload only
+    )
     shares: ClassVar[str] = ""  # data-derived payload that leaves a site, in words
 
     @property

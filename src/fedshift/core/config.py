@@ -18,11 +18,13 @@ from fedshift.core.registry import SCENARIOS
 from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Frozen, Scenario, one_line
 
+FORMAT = 2  # of run directories; 1 (before 0.2) has older names in its scenario and is read too
+
 
 class RunConfig(Frozen):
     """One run. ``composition`` is the resolved method; ``method`` the words that made it."""
 
-    format: int = 1
+    format: int = FORMAT
     method: str  # expression, or the label of a Method object
     settings: dict[str, Any] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
@@ -39,7 +41,7 @@ class RunConfig(Frozen):
         return ", ".join([self.method, *changed, *removed])
 
     @property
-    def place(self) -> str:
+    def scenario_label(self) -> str:
         """The scenario with what was changed of the registered one: what tables print."""
         known = SCENARIOS.entries().get(self.scenario.name)
         if known is None:
@@ -65,8 +67,8 @@ class RunConfig(Frozen):
     def name(self) -> str:
         """Folder name: readable, and unique by content."""
         words = "".join(c if c.isalnum() else "-" for c in self.method.replace(" ", ""))
-        place = self.scenario.name.replace("/", "-")
-        return f"{words}-{place}-s{self.seed}-{self.fingerprint}"
+        name = self.scenario.name.replace("/", "-")
+        return f"{words}-{name}-s{self.seed}-{self.fingerprint}"
 
     def build(self) -> Method:
         """The method again, from its words."""
@@ -118,7 +120,13 @@ def configure(
 def parse_config(value: Any, source: str) -> RunConfig:
     """A configuration read from a file."""
     try:
-        return RunConfig.model_validate(value["run"])
+        held = dict(value["run"])
+        if held.get("format", FORMAT) not in (1, FORMAT):
+            raise RunError(
+                f"{source} has format {held['format']}, and this version reads 1 and {FORMAT}; "
+                "install a newer fedshift"
+            )
+        return RunConfig.model_validate(held | {"format": FORMAT})
     except (ValidationError, KeyError, TypeError) as error:
         text = one_line(error) if isinstance(error, ValidationError) else repr(error)
         raise RunError(f"{source} is not a run configuration we can read: {text}") from None

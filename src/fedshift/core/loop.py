@@ -58,7 +58,7 @@ class Turn:
     forward: Callable[[Batch], Output]
     objective: Callable[[Step], Mapping[str, Tensor]]
     optimisation: Optimisation
-    correct: Callable[[Step], None] | None = None
+    edit_gradients: Callable[[Step], None] | None = None
     alone: bool = True  # the only one who moves anything: a plain backward is enough
     steps: int = 0
 
@@ -80,8 +80,8 @@ class Turn:
             else next(iter(terms.values()))
         )
         torch.autograd.backward(total, inputs=None if self.alone else self.moved)
-        if self.correct is not None:
-            self.correct(step)
+        if self.edit_gradients is not None:
+            self.edit_gradients(step)
         if self.optimisation.clip is not None:
             clip_grad_norm_(self.moved, self.optimisation.clip)
         self.optimiser.step()

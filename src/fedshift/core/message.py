@@ -11,8 +11,6 @@ from fedshift.base import tree
 from fedshift.base.tree import Tree
 
 Scalar = bool | int | float | str
-
-
 Task = Literal["enrol", "train", "statistics", "score", "assess", "donate", "talk"]
 
 

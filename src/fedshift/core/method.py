@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 Named = Iterable[tuple[str, nn.Parameter]]
-
-
 Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]  # letters by client to who answered what
-
-
 RESERVED = {"net", "previous", "trained", "optimiser"}  # the core's own entries of client state
 
 
@@ -50,7 +46,7 @@ class Player:
     """Who moves on a batch: its forward pass, its objective, its parameters, its optimiser.
 
     A player without an objective is a base player: it minimises the task loss plus every part's
-    ``loss`` and its gradients pass through every part's ``correct``. A player that maximises
+    ``loss`` and its gradients pass through every part's ``edit_gradients``. A player that maximises
     returns a negative term.
     """
 
@@ -102,7 +98,7 @@ class Part(Declares):
         """Replace the default single phase; at most one part of a method may answer."""
         return ()
 
-    def companions(self, client: Client) -> Named:
+    def extra_parameters(self, client: Client) -> Named:
         """Trainable tensors outside the net that every base player moves along with its own."""
         return ()
 
@@ -114,19 +110,19 @@ class Part(Declares):
         """A term to add to the task loss of the base player."""
         return None
 
-    def correct(self, client: Client, step: Step) -> None:
+    def edit_gradients(self, client: Client, step: Step) -> None:
         """Edit the base player's gradients between backward and optimiser step."""
 
     def finish(self, client: Client) -> Tree:
         """After the last batch: write state, return payload."""
         return {}
 
-    def seal(self, client: Client, update: Update) -> Update:
+    def encode(self, client: Client, update: Update) -> Update:
         """What leaves the site in place of its reply to training; chains in the order of parts."""
         return update
 
-    def answer(self, client: Client) -> Tree:
-        """Reply to what the server half asked in an exchange beside training, see ``convene``."""
+    def reply(self, client: Client) -> Tree:
+        """Reply to what the server half asked in an exchange beside training, see ``negotiate``."""
         return {}
 
     # server
@@ -137,22 +133,22 @@ class Part(Declares):
         """Payload for one client."""
         return {}
 
-    def convene(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
+    def negotiate(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
         """Before the mail of a round: exchanges of this part; returns who goes on."""
         return cohort
 
-    def vet(self, server: Server, update: Update) -> str:
+    def reject_reason(self, server: Server, update: Update) -> str:
         """Why an update is to be refused, in words; empty: it is not."""
         return ""
 
-    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """What the method sees in place of the updates; chains against the order of the parts."""
         return updates
 
     def require(self, server: Server) -> None:
         """Before round 0, of parts that protect: raise if the promise cannot be kept here."""
 
-    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Which privacy the run has given so far, as JSON; ``visits`` counts mail by client."""
         return {}
 
@@ -255,7 +251,7 @@ class Method:
     @property
     def streams(self) -> bool:
         """Whether no part wants to see all updates of a round at once."""
-        hooks = ("merge", "personal", "unseal")
+        hooks = ("merge", "personal", "decode")
         return all(getattr(type(p), h) is getattr(Part, h) for p in self.parts for h in hooks)
 
     @property
@@ -278,16 +274,16 @@ class Method:
         """Each part's payload under its own name."""
         return tree.merge(tree.prefixed(p.name, pick(p)) for p in self.parts)
 
-    def seal(self, client: Client, update: Update) -> Update:
+    def encode(self, client: Client, update: Update) -> Update:
         """What leaves a site after training, through every part."""
         for part in self.parts:
-            update = part.seal(client, update)
+            update = part.encode(client, update)
         return update
 
-    def answer(self, client: Client) -> Tree:
+    def reply(self, client: Client) -> Tree:
         """Replies of the parts that the server has written to."""
         asked = {key.partition("/")[0] for key in client.inbox}
-        return self.gather(lambda part: part.answer(client) if part.name in asked else {})
+        return self.gather(lambda part: part.reply(client) if part.name in asked else {})
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """What the client does in this visit."""

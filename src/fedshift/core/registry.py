@@ -17,20 +17,10 @@ from fedshift.core.net import Net
 from fedshift.core.scenario import Scenario
 
 METHODS: Registry[Method] = Registry("method", "fedshift.methods", "fedshift.methods")
-
-
 BACKBONES: Registry[Net] = Registry("backbone", "fedshift.backbones", "fedshift.backbones")
-
-
 SCENARIOS: Registry[Scenario] = Registry("scenario", "fedshift.scenarios", "fedshift.scenarios")
-
-
 register = METHODS.register
-
-
 register_backbone = BACKBONES.register
-
-
 register_scenario = SCENARIOS.register
 
 

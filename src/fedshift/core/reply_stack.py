@@ -14,26 +14,24 @@ from fedshift.base.tree import Tree
 from fedshift.core.message import Update
 
 MANY = 20  # clients from which on threads are worth their while
-
-
 WIDTH = 2**16  # columns of a sum at a time: the sum stays in a core's own cache
 
 
-class Shelf:
+class ReplyStack:
     """Memory for the replies of one round; an entry's versions lie in it one after another."""
 
-    def __init__(self, places: int) -> None:
-        self._places, self._taken = places, 0
-        self._room: Tree = {}  # (places, ...) of each entry
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._memory: Tree = {}  # (places, ...) of each entry
 
     def keep(self, update: Update) -> Update:
         """The same update in memory of its own."""
-        place, self._taken = self._taken, self._taken + 1
+        row, self._taken = self._taken, self._taken + 1
         shared: Tree = {}
         for key, value in update.shared.items():
-            if key not in self._room:
-                self._room[key] = value.new_empty((self._places, *value.shape))
-            shared[key] = self._room[key][place].copy_(value)
+            if key not in self._memory:
+                self._memory[key] = value.new_empty((self._size, *value.shape))
+            shared[key] = self._memory[key][row].copy_(value)
         return dataclasses.replace(
             update,
             shared=shared,

@@ -23,12 +23,9 @@ from fedshift.data.dealing.splits import Given, Split
 from fedshift.data.samples import Pixels
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
-
-
 Scale = Literal["paper", "laptop"]
-
-
 Positive = Annotated[int, Field(ge=1)]
+RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # before 0.2; still read
 
 
 class Frozen(BaseModel):
@@ -52,7 +49,7 @@ class Scenario(Frozen):
     data_options: dict[str, Any] = Field(default_factory=dict)
     domains: tuple[str, ...]
     unseen: str | None = None
-    public: str | None = None  # a data set that everybody may see, for grant public_set
+    public: str | None = None  # a data set that everybody may see, if public_set is allowed
     split: Split = Given()
     unseen_split: Split | None = None  # None: as the others
     partition: Partition = PerDomain()
@@ -81,10 +78,18 @@ class Scenario(Frozen):
     scored: Literal["aggregated", "trained"] = "aggregated"
     evaluate_every: Positive = 1
     analyses: tuple[Literal["group-effect"], ...] = ()  # measured beside the protocols
-    newcomer: Literal["refuse", "initial", "mean", "none"] = "refuse"
-    grants: tuple[str, ...] = ("client_val", "domain_ids")
+    private_at_new_site: Literal["refuse", "initial", "mean", "none"] = "refuse"
+    allow: tuple[str, ...] = ("client_val", "domain_ids")
 
-    @field_validator("domains", "protocols", "analyses", "grants", mode="before")
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        """Names of earlier versions, as old run directories and scripts have them."""
+        if isinstance(values, dict):
+            return {RENAMED.get(key, key): value for key, value in values.items()}
+        return values
+
+    @field_validator("domains", "protocols", "analyses", "allow", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """As typed on a command line: several joined by commas, or none."""
@@ -117,16 +122,17 @@ class Scenario(Frozen):
             raise ValueError(f"no such preset; known: {', '.join(PRESETS)}")
         return name
 
-    @field_validator("grants")
+    @field_validator("allow")
     @classmethod
-    def _known(cls, grants: tuple[str, ...]) -> tuple[str, ...]:
-        for grant in grants:
-            if grant not in RESOURCES:
+    def _known(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for resource in allow:
+            if resource not in RESOURCES:
                 raise ValueError(f"no such resource; known: {', '.join(RESOURCES)}")
-        return grants
+        return allow
 
     def change(self, **values: Any) -> Scenario:
         """A validated copy with other values; one readable line if they do not fit."""
+        values = {RENAMED.get(key, key): value for key, value in values.items()}
         for key in values:
             if key not in type(self).model_fields:
                 raise UnknownNameError.of("scenario option", key, type(self).model_fields)
@@ -196,7 +202,7 @@ class Scenario(Frozen):
             "participation": f"{part} clients per round",
             "selection": self.selection,
             "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
-            "private entries at a new site": self.newcomer,
+            "private entries at a new site": self.private_at_new_site,
         } | ({"smaller than the paper's": self.changed} if self.changed else {})
 
 

@@ -51,7 +51,9 @@ class Policy:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be more than 0")
         if self.on_loss == "wait" and self.timeout is None:
-            raise ConfigError("on_loss=wait has no end; add --timeout with the seconds to wait")
+            raise ConfigError(
+                "on_loss=wait has no end; set timeout to the seconds to wait", "timeout=SECONDS"
+            )
 
     @property
     def lenient(self) -> bool:
@@ -67,11 +69,15 @@ class Transport(Protocol):
     what happens then.
     """
 
-    borrows: int  # replies asked for until a reply's memory may be written again; 0: it never is
-    examines: bool  # whether replies come from our own worker, which has looked for non-finite ones
+    reply_lifetime: (
+        int  # replies asked for until a reply's memory may be written again; 0: it never is
+    )
+    checks_finite: (
+        bool  # whether replies come from our own worker, which has looked for non-finite ones
+    )
     store: StateStore  # where the sites keep their state
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterable[Update | Lost]:
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterable[Update | Lost]:
         """One reply or loss per message; what is missing at the end counts as lost."""
         ...
 
@@ -143,7 +149,7 @@ class Server:
         newest = self.personal.load(client, before=self.round + 1 if before is None else before)
         return newest["net"] or tree.pick(self.initial, keys)
 
-    def mail(self, task: Task, client: str) -> Broadcast:
+    def broadcast(self, task: Task, client: str) -> Broadcast:
         """What one client needs for a task: the current model, and payload if it is to train."""
         if task in ("enrol", "donate"):
             return Broadcast(client, task, self.round)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedshift.base import tree
-from fedshift.base.files import read_tensors, write_tensors
+from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 
 State = defaultdict[str, Tree]  # "part" (or "net", "previous", ...) -> tensors

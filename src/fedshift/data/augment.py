@@ -19,14 +19,8 @@ from torch import Generator, Tensor
 from fedshift.base.errors import DataError
 
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)  # ITU-R 601, as torchvision rounds it
-
-
 TRIES = 10  # draws of a resized crop before it is clipped to the image, as torchvision's
-
-
 Probability = Annotated[float, Field(ge=0, le=1)]
-
-
 Strength = Annotated[float, Field(ge=0)]
 
 

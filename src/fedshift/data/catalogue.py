@@ -24,7 +24,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Card:
+class DatasetCard:
     """What a reader, and the code that prepares it, must know of a dataset."""
 
     name: str
@@ -68,7 +68,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Variant:
     """How a dataset is prepared; each recipe has a folder of its own in the store."""
 
     size: int | None = None  # of images; None: as they are, if all are equal
@@ -113,11 +113,11 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def find_card(name: str) -> Card:
+def find_card(name: str) -> DatasetCard:
     """The card of a dataset of the table."""
-    if name not in CARDS:
-        raise UnknownNameError.of("dataset", name, CARDS)
-    return CARDS[name]
+    if name not in CATALOGUE:
+        raise UnknownNameError.of("dataset", name, CATALOGUE)
+    return CATALOGUE[name]
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -129,19 +129,13 @@ def _turned(last: int) -> tuple[str, ...]:
 
 
 DIGITS = tuple("0123456789")
-
-
 OFFICE10 = _words("backpack bike calculator headphones keyboard laptop monitor mouse mug projector")
-
-
 OFFICE31 = _words(
     "back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer "
     "file_cabinet headphones keyboard laptop_computer letter_tray mobile_phone monitor mouse mug "
     "paper_notebook pen phone printer projector punchers ring_binder ruler scissors speaker "
     "stapler tape_dispenser trash_can"
 )
-
-
 OFFICE_HOME = _words(
     "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
     "Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet "
@@ -150,110 +144,89 @@ OFFICE_HOME = _words(
     "Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon "
     "TV Table Telephone ToothBrush Toys Trash_Can Webcam"
 )
-
-
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-
-
 CIFAR10 = _words("airplane automobile bird cat deer dog frog horse ship truck")
-
-
 # The paper's text names none of them; these are the ten of its released code (flgo's domainnet).
 DOMAINNET10 = _words(
     "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 )
-
-
 SKETCHY = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-
-
 OFFICE_ALIASES = {"back_pack": "backpack", "laptop_computer": "laptop"} | {
     "headphone": "headphones", "video_projector": "projector", "computer_monitor": "monitor",
     "touring_bike": "bike", "coffee_mug": "mug", "computer_keyboard": "keyboard",
     "computer_mouse": "mouse", "laptop_101": "laptop", "head_phones": "headphones",
 }  # fmt: skip
-
-
 DIGIT_HUB = (
     Hub("ylecun/mnist", "mnist"),
     Hub("flwrlabs/usps", "usps"),
     Hub("ufldl-stanford/svhn", "svhn", config="cropped_digits"),
     Hub("Mike0307/MNIST-M", "mnist_m"),
 )
-
-
 SYN = "SYN has no hub id: put syn/ or syn.npz beside the other domains"
-
-
 DIGIT_NAMES = {"syn_regen": "syn", "synthdigits": "syn", "synth": "syn", "mnistm": "mnist_m"}
-
-
 DOMAINNET = Hub("wltjr1007/DomainNet")
-
-
+_card = DatasetCard  # short, for the table
 _TABLE = (
-    Card("digits-4", "MNIST, USPS, SVHN and SYN, as F2DC uses them",
+    _card("digits-4", "MNIST, USPS, SVHN and SYN, as F2DC uses them",
          ("mnist", "usps", "svhn", "syn"), 10, DIGITS, "32x32 RGB",
          "MNIST CC BY-SA 3.0; others none stated", SYN, DIGIT_HUB[:3],
          ("digits", "digit-five", "."), DIGIT_NAMES, {"10": "0"}),
-    Card("digit-five", "MNIST, MNIST-M, USPS, SVHN and SYN, as FedKA uses them",
+    _card("digit-five", "MNIST, MNIST-M, USPS, SVHN and SYN, as FedKA uses them",
          ("mnist", "mnist_m", "usps", "svhn", "syn"), 10, DIGITS, "32x32 RGB",
          "MNIST CC BY-SA 3.0; others none stated", SYN, DIGIT_HUB,
          ("digits", "digits-4", "."), DIGIT_NAMES, {"10": "0"}),
-    Card("office-caltech10", "ten office objects in four looks",
+    _card("office-caltech10", "ten office objects in four looks",
          ("amazon", "caltech", "dslr", "webcam"), 10, OFFICE10, where="images of Gong et al. 2012",
          class_aliases=OFFICE_ALIASES),
-    Card("office-31", "31 office objects in three looks", ("amazon", "dslr", "webcam"), 31,
+    _card("office-31", "31 office objects in three looks", ("amazon", "dslr", "webcam"), 31,
          OFFICE31, where="images of Saenko et al. 2010"),
-    Card("office-home", "65 everyday objects in four looks",
+    _card("office-home", "65 everyday objects in four looks",
          ("art", "clipart", "product", "real_world"), 65, OFFICE_HOME,
          licence="non-commercial research", hub=(Hub("flwrlabs/office-home"),)),
-    Card("office-caltech-home", "the common classes of Office-Caltech10 and Office-Home (CSAC)",
+    _card("office-caltech-home", "the common classes of Office-Caltech10 and Office-Home (CSAC)",
          ("amazon", "webcam", "caltech", "art", "clipart", "product", "real_world"), 8,
          tuple(c for c in OFFICE10 if c not in ("headphones", "projector")),
          licence="as Office-Caltech10 and Office-Home", folders=("office-caltech10", "office-home"),
          where="both of office-caltech10 and office-home", class_aliases=OFFICE_ALIASES,
          part=True),
-    Card("pacs", "seven objects as photo, art, cartoon and sketch",
+    _card("pacs", "seven objects as photo, art, cartoon and sketch",
          ("photo", "art_painting", "cartoon", "sketch"), 7, PACS, "227x227 RGB",
          hub=(Hub("flwrlabs/pacs"),), aliases={"art": "art_painting"}),
-    Card("vlcs", "five objects from four photo collections",
+    _card("vlcs", "five objects from four photo collections",
          ("caltech101", "labelme", "sun09", "voc2007"), 5,
          ("bird", "car", "chair", "dog", "person"),
          where="images of Fang et al. 2013",
          aliases={"caltech": "caltech101", "sun": "sun09", "pascal": "voc2007", "voc": "voc2007"}),
-    Card("domainnet", "345 objects in six looks", SKETCHY, 345, licence="fair use, see its page",
+    _card("domainnet", "345 objects in six looks", SKETCHY, 345, licence="fair use, see its page",
          hub=(DOMAINNET,)),
-    Card("domainnet-10", "ten of the 345 objects, as FDSE uses them", SKETCHY, 10, DOMAINNET10,
+    _card("domainnet-10", "ten of the 345 objects, as FDSE uses them", SKETCHY, 10, DOMAINNET10,
          licence="fair use, see its page", hub=(DOMAINNET,), folders=("domainnet",), part=True),
-    Card("rotated-mnist", "the same 100 images per class at six angles, clockwise (CSAC)",
+    _card("rotated-mnist", "the same 100 images per class at six angles, clockwise (CSAC)",
          _turned(75), 10, DIGITS, "28x28 RGB", "MNIST CC BY-SA 3.0", hub=DIGIT_HUB[:1],
          folders=("mnist", "digits", "digits-4", "digit-five", "."), base="mnist",
          angles=tuple(range(0, 76, 15))),
-    Card("rotated-mnist-10", "MNIST at ten angles, each training image at one of them (FedDebias)",
+    _card("rotated-mnist-10", "MNIST at ten angles, each training image at one of them (FedDebias)",
          _turned(135), 10, DIGITS, "28x28 RGB", "MNIST CC BY-SA 3.0", hub=DIGIT_HUB[:1],
          folders=("mnist", "digits", "digits-4", "digit-five", "."), base="mnist",
          angles=tuple(range(0, 136, 15))),
-    Card("cifar10", "ten objects, one domain", ("cifar10",), 10, CIFAR10, "32x32 RGB",
+    _card("cifar10", "ten objects, one domain", ("cifar10",), 10, CIFAR10, "32x32 RGB",
          hub=(Hub("uoft-cs/cifar10", "cifar10", image="img"),), folders=(".",)),
-    Card("cifar100", "100 objects, one domain", ("cifar100",), 100, form="32x32 RGB",
+    _card("cifar100", "100 objects, one domain", ("cifar100",), 100, form="32x32 RGB",
          hub=(Hub("uoft-cs/cifar100", "cifar100", image="img", label="fine_label"),),
          folders=(".",)),
-    Card("rotated-cifar10", "CIFAR-10 at ten angles, each training image at one of them",
+    _card("rotated-cifar10", "CIFAR-10 at ten angles, each training image at one of them",
          _turned(135), 10, CIFAR10, "32x32 RGB",
          hub=(Hub("uoft-cs/cifar10", "cifar10", image="img"),), folders=("cifar10", "."),
          base="cifar10", angles=tuple(range(0, 136, 15))),
-    Card("amazon-review", "positive and negative reviews of four kinds of goods",
+    _card("amazon-review", "positive and negative reviews of four kinds of goods",
          ("books", "dvd", "electronics", "kitchen"), 2, ("negative", "positive"), "vectors",
          where="reviews of Blitzer et al. 2007, as .review files, as csv with text, label and"
          " domain, or as vectors", aliases={"kitchen_&_housewares": "kitchen"},
          class_aliases={"0": "negative", "1": "positive"}),
-    Card("femnist", "handwritten characters by writer", (), 62, form="28x28 RGB",
+    _card("femnist", "handwritten characters by writer", (), 62, form="28x28 RGB",
          licence="BSD 2-Clause",
          hub=(Hub("flwrlabs/femnist", label="character", domain="writer_id"),)),
-    Card("fed-isic2019", "skin lesions by hospital", (), 8, licence="CC BY-NC 4.0",
+    _card("fed-isic2019", "skin lesions by hospital", (), 8, licence="CC BY-NC 4.0",
          hub=(Hub("flwrlabs/fed-isic2019", domain="center"),)),
 )  # fmt: skip
-
-
-CARDS: Mapping[str, Card] = {card.name: card for card in _TABLE}
+CATALOGUE: Mapping[str, DatasetCard] = {card.name: card for card in _TABLE}

@@ -10,6 +10,4 @@ from fedshift.data.samples import Domain
 DATASETS: Registry[Mapping[str, Domain]] = Registry(
     "dataset", "fedshift.data.library", "fedshift.data"
 )
-
-
 register_dataset = DATASETS.register

@@ -19,8 +19,6 @@ from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
 
 ARRAYS = ("x", "y", "split")
-
-
 SMALL = 16 * 2**20  # bytes that are hashed at every load; above, sizes and stamps are compared
 
 

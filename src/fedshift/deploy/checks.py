@@ -18,7 +18,7 @@ from cryptography import x509
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.base.version import __version__
 from fedshift.deploy import credentials, folders
-from fedshift.deploy.folders import ServerPlace, ServerSettings, SitePlace, SiteSettings, read_site
+from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
 from fedshift.deploy.sites import open_folder
 
@@ -44,49 +44,49 @@ class Data:
     counts: dict[str, int] = field(default_factory=dict)  # images by class
 
 
-def check_site(place: SitePlace) -> Iterator[str]:
+def check_site(paths: SitePaths) -> Iterator[str]:
     """Go through all checks; a line for each that holds, an error at the first that does not."""
-    settings = read_site(place.root)
-    yield f"key: {own_key(place)}"
-    yield f"authority: {authority(place)}"
-    data = own_data(place, settings)
+    settings = read_site(paths.root)
+    yield f"key: {own_key(paths)}"
+    yield f"authority: {authority(paths)}"
+    data = own_data(paths, settings)
     yield f"data: {describe(data)}"
     host, port = settings.address
     reach(host, port)
     yield f"port: {host}:{port} answers"
-    yield f"certificate: {handshake(place, host, port)}"
-    about = ask(place, host, port)
-    fits(place, settings, about, data)
+    yield f"certificate: {handshake(paths, host, port)}"
+    about = ask(paths, host, port)
+    fits(paths, settings, about, data)
     yield f"server: fedshift {about.fedshift}, this site is {about.status} there"
 
 
-def own_key(place: SitePlace) -> str:
+def own_key(paths: SitePaths) -> str:
     """The site's key is there, is one, and is closed to others."""
-    folders.require_private(place.key)
-    credentials.own_public(place.key)
-    return str(place.key)
+    folders.require_private(paths.key)
+    credentials.own_public(paths.key)
+    return str(paths.key)
 
 
-def authority(place: SitePlace) -> str:
+def authority(paths: SitePaths) -> str:
     """The root that this site trusts has not expired."""
     try:
-        root = credentials.read(place.ca.read_bytes(), str(place.ca))
+        root = credentials.read(paths.ca.read_bytes(), str(paths.ca))
     except OSError as error:
-        raise ConfigError(f"cannot read {place.ca}: {error.strerror}; copy it again") from None
+        raise ConfigError(f"cannot read {paths.ca}: {error.strerror}; copy it again") from None
     left = credentials.days_left(root)
     if left < 0:
         raise ConfigError(
-            f"{place.ca} expired on {root.not_valid_after_utc:%Y-%m-%d}; the server's operator "
+            f"{paths.ca} expired on {root.not_valid_after_utc:%Y-%m-%d}; the server's operator "
             "makes a new server folder and sends its ca.crt"
         )
     return f"trusted for {left:.0f} days"
 
 
-def own_data(place: SitePlace, settings: SiteSettings) -> Data:
+def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
     """Read the images."""
     if settings.trial:
         return Data()
-    domain = open_folder(place, settings)
+    domain = open_folder(paths, settings)
     counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
     named = dict(zip(domain.classes, counts.tolist(), strict=True))
     return Data(domain.classes, domain.shape, named)
@@ -113,11 +113,11 @@ def reach(host: str, port: int) -> None:
         ) from None
 
 
-def handshake(place: SitePlace, host: str, port: int) -> str:
+def handshake(paths: SitePaths, host: str, port: int) -> str:
     """The server's certificate is valid, for this host, and of our authority."""
     found = shown_certificate(host, port)
     check_certificate(found, host)
-    trusting = ssl.create_default_context(cafile=str(place.ca))
+    trusting = ssl.create_default_context(cafile=str(paths.ca))
     try:
         with (
             socket.create_connection((host, port), TIMEOUT) as raw,
@@ -126,7 +126,7 @@ def handshake(place: SitePlace, host: str, port: int) -> str:
             version = line.version()
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
-            f"the certificate of {host}:{port} is not of the authority in {place.ca} "
+            f"the certificate of {host}:{port} is not of the authority in {paths.ca} "
             f"({error.verify_message}); copy ca.crt from the server again"
         ) from None
     return f"for {host}, {credentials.days_left(found):.0f} days left, {version}"
@@ -160,25 +160,27 @@ def check_certificate(found: x509.Certificate, host: str) -> None:
         names = ", ".join(credentials.names_of(found))
         raise ConfigError(
             f"the server's certificate is for {names}, not for {host}; set one of these names as "
-            f"server, or at the server run `fedshift server renew --san {host}` and start it again"
+            f"server, or at the server run `fedshift server renew` with {host} as a further name "
+            "and start it again",
+            f"san={host}",
         )
 
 
-def check_server(place: ServerPlace, settings: ServerSettings) -> float:
+def check_server(paths: ServerPaths, settings: ServerSettings) -> float:
     """The server's own certificate, before a site complains of it; days that are left."""
-    for key in (place.key, place.certificate):
+    for key in (paths.key, paths.certificate):
         if not key.exists():
-            raise ConfigError(f"{key} is missing; run `fedshift server renew {place.root}`")
-    folders.require_private(place.key)
-    found = credentials.read(place.certificate.read_bytes(), str(place.certificate))
+            raise ConfigError(f"{key} is missing; run `fedshift server renew {paths.root}`")
+    folders.require_private(paths.key)
+    found = credentials.read(paths.certificate.read_bytes(), str(paths.certificate))
     for host in settings.certified:
         check_certificate(found, host)
     return credentials.days_left(found)
 
 
 @contextmanager
-def _line(place: SitePlace, host: str, port: int) -> Iterator[http.client.HTTPSConnection]:
-    trusting = ssl.create_default_context(cafile=str(place.ca))
+def _line(paths: SitePaths, host: str, port: int) -> Iterator[http.client.HTTPSConnection]:
+    trusting = ssl.create_default_context(cafile=str(paths.ca))
     line = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=trusting)
     try:
         yield line
@@ -190,10 +192,10 @@ def _line(place: SitePlace, host: str, port: int) -> Iterator[http.client.HTTPSC
         line.close()
 
 
-def ask(place: SitePlace, host: str, port: int) -> About:
+def ask(paths: SitePaths, host: str, port: int) -> About:
     """What the server says of itself, and of this site."""
-    key = base64.b64encode(credentials.own_public(place.key)).decode()
-    with _line(place, host, port) as line:
+    key = base64.b64encode(credentials.own_public(paths.key)).decode()
+    with _line(paths, host, port) as line:
         line.request("GET", ABOUT, headers={KEY_HEADER: key})
         row: dict[str, Any] = json.loads(line.getresponse().read())
         return About(
@@ -204,7 +206,7 @@ def ask(place: SitePlace, host: str, port: int) -> About:
         )
 
 
-def fits(place: SitePlace, settings: SiteSettings, about: About, data: Data) -> None:
+def fits(paths: SitePaths, settings: SiteSettings, about: About, data: Data) -> None:
     """Same version, registered, same classes and size as the federation."""
     if about.fedshift != __version__:
         raise ConfigError(
@@ -213,7 +215,7 @@ def fits(place: SitePlace, settings: SiteSettings, about: About, data: Data) -> 
         )
     if about.status == "unknown":
         raise ConfigError(
-            f"the server does not know this site's key; send {place.public_key(settings.id)} to "
+            f"the server does not know this site's key; send {paths.public_key(settings.id)} to "
             "its operator, who runs `fedshift server register`"
         )
     for name, own, theirs in (
@@ -224,5 +226,5 @@ def fits(place: SitePlace, settings: SiteSettings, about: About, data: Data) -> 
             raise DataError(
                 f"this site has {name} {json.dumps(own)}, the federation {json.dumps(theirs)}; "
                 f"mend {settings.folder}, or {'classes' if name == 'classes' else 'size'} in "
-                f"{place.settings}"
+                f"{paths.settings}"
             )

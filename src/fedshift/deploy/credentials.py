@@ -18,11 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedshift.base.errors import ConfigError
 
 AUTHORITY_DAYS, SERVER_DAYS, WARNING_DAYS = 3650, 365, 30
-
-
 LOCAL = ("localhost", "127.0.0.1")  # the server's own commands come this way
-
-
 CLOCKS = timedelta(minutes=5)  # that sites' clocks may be behind
 
 

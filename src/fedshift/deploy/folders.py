@@ -19,7 +19,7 @@ PRIVATE, PUBLIC, FOLDER = 0o600, 0o644, 0o700  # modes
 
 
 @dataclass(frozen=True)
-class Place:
+class Paths:
     """A folder that belongs to one daemon; nobody else on the machine may look inside."""
 
     root: Path
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class ServerPlace(Place):
+class ServerPaths(Paths):
     """The server's folder."""
 
     @property
@@ -91,7 +91,7 @@ class ServerPlace(Place):
 
 
 @dataclass(frozen=True)
-class SitePlace(Place):
+class SitePaths(Paths):
     """A site's folder."""
 
     @property
@@ -124,15 +124,15 @@ class SitePlace(Place):
         return self.root / "data"
 
 
-def make(place: Place) -> None:
+def make(paths: Paths) -> None:
     """Create the folder; one that holds anything is left alone."""
-    root = place.root
+    root = paths.root
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists already and is not empty; choose another folder")
     try:
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(FOLDER)
-        place.flower.mkdir(mode=FOLDER)
+        paths.flower.mkdir(mode=FOLDER)
     except OSError as error:
         raise ConfigError(f"cannot make {root}: {error.strerror}; choose another folder") from None
 
@@ -160,8 +160,6 @@ def require_private(path: Path) -> None:
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-
-
 Chosen = TypeVar("Chosen", bound=Frozen)
 
 

@@ -17,23 +17,11 @@ from typing import Any
 from fedshift.base.version import __version__
 
 FLEET, ABOUT = "/v1/fleet/", "/fedshift"
-
-
 KEY_HEADER = "fedshift-key"  # base64 of the site's public key
-
-
-Scope = MutableMapping[str, Any]
-
-
-Receive = Callable[[], Awaitable[Scope]]
-
-
-Send = Callable[[Scope], Awaitable[None]]
-
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
+AsgiScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiScope]]
+Send = Callable[[AsgiScope], Awaitable[None]]
+App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 StatusOf = Callable[[Any, bytes], Awaitable[str]]
 
 
@@ -43,7 +31,7 @@ class Gate:
     def __init__(self, app: App, expects: Path, status_of: StatusOf) -> None:
         self.app, self.expects, self.status_of = app, expects, status_of
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Let a request pass, answer it, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -54,7 +42,7 @@ class Gate:
         else:
             await _answer(send, 403, {"detail": "only from the server's own machine"})
 
-    async def _about(self, scope: Scope) -> dict[str, Any]:
+    async def _about(self, scope: AsgiScope) -> dict[str, Any]:
         """Our version; to a registered site also what its data must look like."""
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
         try:
@@ -66,7 +54,7 @@ class Gate:
         return found if status == "unknown" else found | read_expects(self.expects)
 
 
-def is_local(scope: Scope) -> bool:
+def is_local(scope: AsgiScope) -> bool:
     """Whether a request comes from this machine: over loopback, or from its own address."""
     client, server = scope.get("client"), scope.get("server")
     try:

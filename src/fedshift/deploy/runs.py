@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedshift.base.errors import ConfigError, RunError, UnknownNameError
-from fedshift.base.files import read_json, read_tensors
+from fedshift.base.files import read_json
+from fedshift.base.tensor_files import read_tensors
 from fedshift.core.config import RunConfig
 from fedshift.core.scenario import Frozen
 from fedshift.core.server import Policy
 from fedshift.deploy.credentials import PublicKey
-from fedshift.deploy.flower.control import Control, Node
-from fedshift.deploy.folders import ServerPlace, write_private
+from fedshift.deploy.flower.control import Control, RegisteredSite
+from fedshift.deploy.folders import ServerPaths, write_private
 from fedshift.deploy.sites import require_target
 from fedshift.engine.preflight import require_secret
 from fedshift.experiment.listener import Listener
-from fedshift.experiment.run import finished, load_result
+from fedshift.experiment.run import finished
+from fedshift.report.load import load_run
 from fedshift.report.results import RunResult
 from fedshift.runs.record import read_lines
 
@@ -70,7 +72,8 @@ def register(control: Control, key: PublicKey) -> bool:
         if node.site == key.site:
             raise ConfigError(
                 f"a site with another key is registered as {key.site!r}; make the new one with "
-                f"another --id, or run `fedshift server remove {control.place.root} {key.site}`"
+                f"another id, or run `fedshift server remove {control.paths.root} {key.site}`",
+                "id=ID",
             )
         if node.key == key.pem:
             raise ConfigError(
@@ -81,7 +84,7 @@ def register(control: Control, key: PublicKey) -> bool:
     return True
 
 
-def chosen(nodes: dict[str, Node], sites: Sequence[str]) -> dict[str, int]:
+def chosen(nodes: dict[str, RegisteredSite], sites: Sequence[str]) -> dict[str, int]:
     """The nodes of the wanted sites."""
     if not nodes:
         raise ConfigError("no site is registered; run `fedshift server register DIR SITE.pub`")
@@ -100,14 +103,14 @@ def run(
     require_target(method, terms.target)
     if done := finished(config, path, resume=True):
         return done
-    ticket, told = Ticket(control.place, path), len(rows_of(path))
+    ticket, told = Ticket(control.paths, path), len(rows_of(path))
     number = ticket.under_way(control)
     nodes = chosen(control.nodes(), terms.sites)
     if number is None:
         request = Request(
             config=config,
             path=path.absolute(),
-            expects=control.place.expects,
+            expects=control.paths.expects,
             nodes=nodes,
             connect=terms.connect,
             policy=terms.policy,
@@ -118,7 +121,7 @@ def run(
         ticket.note(number)
     listener.started(config, len(nodes), last_round(path) + 1)
     watch(control, number, path, listener, told)
-    result = load_result(path)
+    result = load_run(path)
     listener.finished(result)
     return result
 
@@ -127,13 +130,13 @@ def run(
 class Ticket:
     """Flower's number of a run, so that a second ``server run`` joins the first."""
 
-    place: ServerPlace
+    paths: ServerPaths
     path: Path
 
     @property
     def request(self) -> Path:
         """What the app reads."""
-        return self.place.flower / "requests" / f"{self.path.name}.json"
+        return self.paths.flower / "requests" / f"{self.path.name}.json"
 
     @property
     def number(self) -> Path:
@@ -164,7 +167,7 @@ class Ticket:
 
     def _start(self) -> int:
         """Changes whenever the server starts."""
-        return self.place.secret.stat().st_mtime_ns
+        return self.paths.secret.stat().st_mtime_ns
 
 
 def watch(control: Control, number: int, path: Path, listener: Listener, told: int) -> None:

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
-import typer
 
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.base.files import only_writer, write_json
 from fedshift.base.process import one_thread
-from fedshift.core.config import RunConfig
 from fedshift.core.scenario import Scenario
+from fedshift.data.dealing.splits import Given
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.deploy.runs import Request
 from fedshift.deploy.sites import Facts, open_target, with_target
 from fedshift.engine.compute import Compute
 from fedshift.engine.preflight import check_needs
-from fedshift.experiment.listener import Listener
+from fedshift.experiment.listener import LogListener
 from fedshift.experiment.session import Options, Session, play, prepare
 from fedshift.report.results import RunResult
-from fedshift.runs.record import Row
 from fedshift.transports.flower.envelope import Envelope
-from fedshift.transports.flower.site import heard
-from fedshift.transports.flower.transport import FlowerTransport, Letter, Patience, Post
+from fedshift.transports.flower.site import error_from_site
+from fedshift.transports.flower.transport import FlowerTransport, MessageGrid, SiteRequest, Timeouts
 
+SITES = Scenario(  # what a run of real sites starts from; every value can be changed
+    name="sites",
+    data="sites",
+    domains=("sites",),
+    split=Given(),
+    protocols=("personal",),
+)
 COMPUTE = Compute()  # the same on every machine, so that bits agree
-
-
 POLL = 0.3  # seconds between two looks for replies: each asks the database
 
 
@@ -41,31 +43,31 @@ def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
 
     Sites are scored on their own test samples, and nobody is scored on the target.
     """
-    played = scenario.change(protocols=("personal",), analyses=(), newcomer="refuse")
+    played = scenario.change(protocols=("personal",), analyses=(), private_at_new_site="refuse")
     return with_target(played, target)
 
 
 class RegisteredSites(FlowerTransport):
     """Mail to sites that are known by their keys; each introduces itself once."""
 
-    def __init__(self, post: Post, request: Request) -> None:
+    def __init__(self, grid: MessageGrid, request: Request) -> None:
         policy = request.policy
-        patience = Patience(request.connect, policy.timeout, POLL)
-        super().__init__(post, request.config, patience=patience, policy=policy)
+        patience = Timeouts(request.connect, policy.timeout, POLL)
+        super().__init__(grid, request.config, patience=patience, policy=policy)
         self.registered = {node: site for site, node in request.nodes.items()}
         self.facts: dict[str, Facts] = {}
 
     def _meet(self) -> None:
-        present = self.post.nodes() & self.registered.keys()
+        present = self.grid.nodes() & self.registered.keys()
         self._known = {node: self.registered[node] for node in present}
         strangers = {self.registered[n]: n for n in present if self.registered[n] not in self.facts}
-        letters = {
-            site: Letter(node, "query.facts", self.header, Envelope("", {}))
+        requests = {
+            site: SiteRequest(node, "query.facts", self.header, Envelope("", {}))
             for site, node in strangers.items()
         }
-        for site, reply in self._exchange(letters) if letters else ():
+        for site, reply in self._exchange(requests) if requests else ():
             if reply.envelope is None:
-                raise heard(site, reply.failure)
+                raise error_from_site(site, reply.failure)
             told = Facts.from_json(reply.envelope.words)
             if told.client != site:
                 raise ConfigError(
@@ -75,22 +77,23 @@ class RegisteredSites(FlowerTransport):
             self.facts[site] = told
 
 
-def play_request(request: Request, post: Post) -> RunResult:
+def play_request(request: Request, grid: MessageGrid) -> RunResult:
     """Play a run from its last finished round to its end."""
     with one_thread(), only_writer(request.path):
-        return play(open_session(request, post))
+        return play(open_session(request, grid))
 
 
-def open_session(request: Request, post: Post) -> Session:
+def open_session(request: Request, grid: MessageGrid) -> Session:
     """Meet the sites, check that they fit together, and take up the last checkpoint."""
     config, method = request.config, request.config.build()
     check_needs(method, config.scenario, len(request.nodes))  # before anybody is waited for
-    transport = RegisteredSites(post, request)
+    transport = RegisteredSites(grid, request)
     transport.find(request.nodes)
     if missing := sorted(request.nodes.keys() - transport.facts.keys()):
         raise RunError(
             f"site {missing[0]} is not online, and a run begins with all its sites; start it, or "
-            "name the others with --site"
+            "name the others",
+            "site=ID",
         )
     federation = federation_of(list(transport.facts.values()), config.scenario)
     if request.target is not None:
@@ -100,7 +103,7 @@ def open_session(request: Request, post: Post) -> Session:
     write_json(request.expects, learnt)
     options = Options(
         transport=lambda _plan: transport,
-        listener=Lines(config),
+        listener=LogListener(),
         policy=request.policy,
         compute=COMPUTE,
     )
@@ -114,8 +117,10 @@ def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:
     if odd := set(enrolled) ^ set(present):
         names = ", ".join(sorted(odd))
         raise RunError(
-            f"the run began with other sites; {names} joined or left since; name its sites with "
-            "--site, or begin a new run with --out"
+            f"the run began with other sites; {names} joined or left since; name its sites, or "
+            "begin a new run in another folder",
+            "site=ID",
+            "out=DIR",
         )
 
 
@@ -150,21 +155,3 @@ def require_equal(facts: Sequence[Facts], field: str, remedy: str) -> None:
 
 def _words(values: Iterable[object]) -> str:
     return json.dumps([*values]) if values else "none"
-
-
-class Lines(Listener):
-    """One line per round in the server's log."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config, self.began = config, time.monotonic()
-
-    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """See :class:`Listener`."""
-        typer.echo(f"{config.label}: {clients} sites, from round {first_round}")
-
-    def round_done(self, row: Row) -> None:
-        """See :class:`Listener`."""
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in row["losses"].items())
-        spent = time.monotonic() - self.began
-        rounds = self.config.scenario.rounds
-        typer.echo(f"{self.config.label}: round {row['round']}/{rounds}  {losses}  {spent:.0f} s")

@@ -10,16 +10,14 @@ from fedshift.base.errors import ConfigError
 from fedshift.deploy import credentials, folders
 from fedshift.deploy.credentials import Pair
 from fedshift.deploy.folders import (
-    ServerPlace,
+    ServerPaths,
     ServerSettings,
-    SitePlace,
+    SitePaths,
     SiteSettings,
     write_settings,
 )
 
 RESTART_DELAY = 75  # seconds; before, the server may still hold a killed site's connection
-
-
 UNIT = """\
 # sudo cp "{file}" /etc/systemd/system/ && sudo systemctl enable --now {name}
 [Unit]
@@ -42,41 +40,42 @@ WantedBy=multi-user.target
 """
 
 
-def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPlace:
+def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPaths:
     """An authority, a certificate that it signed, settings and a unit."""
-    place = ServerPlace(folder.absolute())
+    paths = ServerPaths(folder.absolute())
     authority = credentials.make_authority()
     server = credentials.issue(authority, settings.certified, days)
-    folders.make(place)
-    folders.write_public(place.ca, authority.certificate)
-    folders.write_private(place.ca_key, authority.key)
-    _install(place, server)
-    write_settings(place.settings, settings, "Server of a federation; `fedshift server start`.")
-    place.unit.write_text(_unit("server", place.root, place.unit))
-    return place
+    folders.make(paths)
+    folders.write_public(paths.ca, authority.certificate)
+    folders.write_private(paths.ca_key, authority.key)
+    _install(paths, server)
+    write_settings(paths.settings, settings, "Server of a federation; `fedshift server start`.")
+    paths.unit.write_text(_unit("server", paths.root, paths.unit))
+    return paths
 
 
-def renew(place: ServerPlace, settings: ServerSettings, days: int) -> None:
+def renew(paths: ServerPaths, settings: ServerSettings, days: int) -> None:
     """A new server certificate of the same authority: sites notice nothing."""
-    folders.require_private(place.ca_key)
-    authority = Pair(place.ca.read_bytes(), place.ca_key.read_bytes())
-    root = credentials.read(authority.certificate, str(place.ca))
+    folders.require_private(paths.ca_key)
+    authority = Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
+    root = credentials.read(authority.certificate, str(paths.ca))
     if credentials.days_left(root) < days:
         raise ConfigError(
-            f"the authority {place.ca} ends in {credentials.days_left(root):.0f} days; ask for "
-            "fewer --days, or make a new server folder and give its ca.crt to the sites"
+            f"the authority {paths.ca} ends in {credentials.days_left(root):.0f} days; ask for "
+            "fewer days, or make a new server folder and give its ca.crt to the sites",
+            "days=N",
         )
-    _install(place, credentials.issue(authority, settings.certified, days))
+    _install(paths, credentials.issue(authority, settings.certified, days))
 
 
-def _install(place: ServerPlace, server: Pair) -> None:
-    folders.write_private(place.key, server.key)
-    folders.write_public(place.certificate, server.certificate)
+def _install(paths: ServerPaths, server: Pair) -> None:
+    folders.write_private(paths.key, server.key)
+    folders.write_public(paths.certificate, server.certificate)
 
 
-def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePlace:
+def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePaths:
     """A key of its own, the authority to trust, settings and a unit."""
-    place = SitePlace(folder.absolute())
+    paths = SitePaths(folder.absolute())
     try:
         trusted = ca.read_bytes()
     except OSError as error:
@@ -85,13 +84,13 @@ def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePlace:
         )
     credentials.read(trusted, str(ca))
     private, public = credentials.make_key(settings.id)
-    folders.make(place)
-    folders.write_public(place.ca, trusted)
-    folders.write_private(place.key, private)
-    folders.write_public(place.public_key(settings.id), public)
-    write_settings(place.settings, settings, "Site of a federation; `fedshift site start`.")
-    place.unit.write_text(_unit("site", place.root, place.unit))
-    return place
+    folders.make(paths)
+    folders.write_public(paths.ca, trusted)
+    folders.write_private(paths.key, private)
+    folders.write_public(paths.public_key(settings.id), public)
+    write_settings(paths.settings, settings, "Site of a federation; `fedshift site start`.")
+    paths.unit.write_text(_unit("site", paths.root, paths.unit))
+    return paths
 
 
 def _unit(kind: str, root: Path, file: Path) -> str:

@@ -19,7 +19,7 @@ from fedshift.data.federation import Federation, Site, Splits, whole
 from fedshift.data.samples import Domain, Pixels, Samples
 from fedshift.data.sources.images import SUFFIXES, Item, decode_all, tree_source
 from fedshift.data.store import read_domain, write_domain
-from fedshift.deploy.folders import SitePlace, SiteSettings, read_site
+from fedshift.deploy.folders import SitePaths, SiteSettings, read_site
 from fedshift.engine.federation import federate
 
 
@@ -55,12 +55,12 @@ class Facts:
             ) from None
 
 
-def own_federation(place: SitePlace, run: RunConfig) -> Federation:
+def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     """A federation of one: this site, split as the run's scenario says."""
-    settings = read_site(place.root)
+    settings = read_site(paths.root)
     if settings.trial:
         return _trial(settings.id, run)
-    domain = open_folder(place, settings)
+    domain = open_folder(paths, settings)
     codes = apply_split(run.scenario.split, domain, run.seed)
     data = whole(domain, codes, run.scenario.pixels)
     site = Site(settings.id, domain.name, data)
@@ -89,12 +89,12 @@ def facts_of(federation: Federation) -> Facts:
     )
 
 
-def open_folder(place: SitePlace, settings: SiteSettings) -> Domain:
+def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
     """The site's images, decoded once; again when a file has come, gone or changed."""
     assert settings.folder is not None
     folder = Path(settings.folder)
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; set folder in {place.settings}")
+        raise DataError(f"{folder} is not a folder; set folder in {paths.settings}")
     name = settings.domain or settings.id
     source = tree_source(folder, name)
     if not source.items:
@@ -104,12 +104,12 @@ def open_folder(place: SitePlace, settings: SiteSettings) -> Domain:
     if unknown:
         raise DataError(
             f"{folder} has the class {unknown[0]!r}, which is not one of {', '.join(classes)}; "
-            f"rename the folder, or add it to classes in {place.settings}"
+            f"rename the folder, or add it to classes in {paths.settings}"
         )
     stamps = [(item.id, item.data.stat()) for item in source.items if isinstance(item.data, Path)]
     listing = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stamps]
     content = json.dumps([name, classes, settings.size, listing])
-    store = place.data / hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    store = paths.data / hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
     try:
         return read_domain(store)
     except (OSError, ValueError, KeyError, DataError):
@@ -119,27 +119,26 @@ def open_folder(place: SitePlace, settings: SiteSettings) -> Domain:
 
 
 FROM_SCENARIO = "scenario"  # in place of a folder: the unseen domain of the run's scenario
-
-
 NAME = "target"
 
 
 def with_target(scenario: Scenario, target: str | None) -> Scenario:
     """The scenario with a target at the server, if there is one, or without."""
     held = {"server_unlabelled", "client_target_unlabelled"}
-    grants = tuple(g for g in scenario.grants if g not in held)
+    allow = tuple(g for g in scenario.allow if g not in held)
     if target is None:
-        return scenario.change(unseen=None, unseen_split=None, grants=grants)
-    grants = (*grants, "server_unlabelled")
+        return scenario.change(unseen=None, unseen_split=None, allow=allow)
+    allow = (*allow, "server_unlabelled")
     if target != FROM_SCENARIO:
         images_in(Path(target))
-        return scenario.change(unseen=NAME, unseen_split=None, grants=grants)
+        return scenario.change(unseen=NAME, unseen_split=None, allow=allow)
     if scenario.unseen is None:
         raise ConfigError(
-            f"scenario {scenario.name!r} has no unseen domain to be the target; give --target a "
-            "folder of images"
+            f"scenario {scenario.name!r} has no unseen domain to be the target; name a folder "
+            "of unlabelled images",
+            "target=DIR",
         )
-    return scenario.change(grants=grants)
+    return scenario.change(allow=allow)
 
 
 def require_target(method: Method, target: str | None) -> None:
@@ -152,8 +151,9 @@ def require_target(method: Method, target: str | None) -> None:
             )
         if "server_unlabelled" in item.needs and target is None:
             raise ConfigError(
-                f"{item.name} needs unlabelled inputs of a target at the server; give --target a "
-                "folder of images"
+                f"{item.name} needs unlabelled inputs of a target at the server; name a folder "
+                "of images as target",
+                "target=DIR",
             )
 
 
@@ -173,7 +173,8 @@ def read_folder(folder: Path, shape: tuple[int, ...], pixels: Pixels) -> Samples
     if len(shape) != 3 or shape[1] != shape[2]:
         raise DataError(
             f"the sites' inputs have shape {shape}, and the target's images cannot be made so; "
-            "give all sites one --size"
+            "give all sites one size",
+            "size=PIXELS",
         )
     items = [Item(str(path), "", -1, path) for path in images_in(folder)]
     found, _, problems = decode_all(NAME, items, shape[1])
@@ -186,8 +187,10 @@ def read_folder(folder: Path, shape: tuple[int, ...], pixels: Pixels) -> Samples
 def images_in(folder: Path) -> list[Path]:
     """The images in a folder or below it, sorted."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give --target a folder of images")
+        raise DataError(
+            f"{folder} is not a folder; name a folder of images as target", "target=DIR"
+        )
     found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not found:
-        raise DataError(f"{folder} has no images; --target takes *.jpg or *.png in it or below")
+        raise DataError(f"{folder} has no images; a target takes *.jpg or *.png in it or below")
     return found

@@ -34,47 +34,47 @@ class Plan:
 
     def worker(self, net: Net | None = None) -> Worker:
         """A worker of this process, around ``net`` or one of its own."""
-        place, compute = self.config.scenario, self.compute
+        scenario, compute = self.config.scenario, self.compute
         federation = self.federation.to(compute.device)
-        net = compute.place(net or build_net(self.config, self.method, federation))
+        net = compute.move(net or build_net(self.config, self.method, federation))
         if compute.compile:
             net.compile()
         return Worker(
             self.method,
-            place,
+            scenario,
             self.config.seed,
             net,
             federation.sites,
             self.store,
-            granted(federation, place, "client"),
+            allowed_data(federation, scenario, "client"),
             self.config.label,
         )
 
 
 def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
     """The backbone extended by the method's parts: the same weights wherever it is built."""
-    place = config.scenario
-    backbone = BACKBONES.get(place.backbone)
-    for option in place.backbone_options:
+    scenario = config.scenario
+    backbone = BACKBONES.get(scenario.backbone)
+    for option in scenario.backbone_options:
         if option not in backbone.options:
             raise UnknownNameError.of(
                 f"option of backbone {backbone.name!r}", option, backbone.options
             )
     classes = len(federation.classes)
     with seeds.fork(config.seed, "init"):
-        net = backbone.build(federation.shape, classes, **place.backbone_options)
+        net = backbone.build(federation.shape, classes, **scenario.backbone_options)
     for part in method.parts:
         with seeds.fork(config.seed, "build", part.name):
             part.build(net)
     return net
 
 
-def granted(federation: Federation, place: Scenario, side: str) -> dict[str, Samples]:
+def allowed_data(federation: Federation, scenario: Scenario, side: str) -> dict[str, Samples]:
     """Data that the scenario lets a side see beside its own: the target's inputs, a public set."""
     out = {}
     name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
-    if name in place.grants and federation.unseen is not None:
+    if name in scenario.allow and federation.unseen is not None:
         out[name] = federation.unseen.inputs
-    if "public_set" in place.grants and place.public is not None:
-        out["public_set"] = public_samples(place, federation.shape)
+    if "public_set" in scenario.allow and scenario.public is not None:
+        out["public_set"] = public_samples(scenario, federation.shape)
     return out

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import ConfigDict
 
 from fedshift.base import seeds
 from fedshift.base.errors import ConfigError
@@ -24,14 +26,8 @@ from fedshift.base.files import home, write_json
 from fedshift.core.net import Net
 
 LAYOUTS = ("auto", "channels-last", "contiguous")
-
-
 TRIALS = 4  # timed steps of each layout
-
-
 MARGIN = 1.15  # how much faster contiguous memory must be to be preferred
-
-
 MATTERS = 0.003  # seconds: a shorter step is mostly overhead, and its times mostly noise
 
 
@@ -39,6 +35,7 @@ MATTERS = 0.003  # seconds: a shorter step is mostly overhead, and its times mos
 class Compute:
     """What a worker is told; ``auto`` is decided once, where a run is prepared."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # in run files
     device: str = "cpu"  # cpu, cuda, cuda:1, mps, or auto
     layout: str = "channels-last"  # one of LAYOUTS; a time that decides for us decides our bits
     compile: bool = False  # torch.compile the net, once per process for all its sites
@@ -55,7 +52,11 @@ class Compute:
             layout = faster_layout(net, batch_size) if device == "cpu" else "channels-last"
         return replace(self, device=device, layout=layout)
 
-    def place(self, net: Net) -> Net:
+    def changed(self, **values: Any) -> Compute:
+        """The same with other values; None leaves one alone."""
+        return replace(self, **{k: v for k, v in values.items() if v is not None})
+
+    def move(self, net: Net) -> Net:
         """Move ``net`` to the device and into the layout, in place."""
         net.to(self.device)
         return in_layout(net, self.layout)

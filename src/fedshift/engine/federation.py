@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedshift.base.errors import DataError, UnknownNameError
 from fedshift.core.scenario import Scenario
-from fedshift.data.dealing.holdings import Table, table
+from fedshift.data.dealing.holdings import Holdings, count_holdings
 from fedshift.data.dealing.partitions import deal
 from fedshift.data.dealing.splits import apply_split
 from fedshift.data.federation import Federation, site, whole
@@ -33,11 +33,11 @@ def federate(scenario: Scenario, seed: int) -> Federation:
     )
 
 
-def holdings(scenario: Scenario, seed: int) -> Table:
+def holdings(scenario: Scenario, seed: int) -> Holdings:
     """How many training rows of each domain and class each client holds."""
     stores, codes = split_domains(scenario, seed)
     trained = {name: stores[name] for name in scenario.domains}
-    return table(deal(scenario.partition, trained, codes, seed), trained)
+    return count_holdings(deal(scenario.partition, trained, codes, seed), trained)
 
 
 def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedshift.base.errors import ConfigError, DataError, GrantError
+from fedshift.base.errors import ConfigError, DataError, NotAllowedError
 from fedshift.core.aggregate import ByExamples, Mean, Uniform
 from fedshift.core.component import RESOURCES, Declares
 from fedshift.core.method import Method, Part
@@ -17,22 +17,24 @@ from fedshift.data.federation import Federation
 
 
 def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
-    """Every declared need against what the scenario grants."""
+    """Every declared need against what the scenario allows."""
     size = scenario.cohort_size(clients)
     for item in method.declared:
         _check_target(item, scenario)
-        for need in sorted(item.needs - set(scenario.grants)):
+        for need in sorted(item.needs - set(scenario.allow)):
             unnamed = need == "public_set" and scenario.public is None
-            raise GrantError(
+            raise NotAllowedError(
                 f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
-                f"grant; add --grant {need}"
-                + (" and name one with --set scenario.public=DATASET" if unnamed else "")
+                f"allow; add {need!r} to its allow"
+                + (" and name one with public='DATASET'" if unnamed else ""),
+                f"allow={need}",
+                *(["scenario.public=DATASET"] if unnamed else []),
             )
         _check_present(item, scenario)
         if item.needs_full_participation and size < clients:
             raise ConfigError(
                 f"{item.name} needs every client in every round, but {size} of {clients} are "
-                "sampled; leave out --clients-per-round"
+                "sampled; leave out clients_per_round and fraction"
             )
         if clients < item.min_clients:
             raise ConfigError(
@@ -50,42 +52,49 @@ def check_policy(method: Method, policy: Policy) -> None:
         if item.needs_full_participation:
             raise ConfigError(
                 f"{item.name} needs every client in every round, and on_loss=skip goes on without "
-                "those that are lost; use --on-loss wait or fail"
+                "those that are lost; use on_loss=wait or fail",
+                "on_loss=wait",
             )
         if policy.min_sites < item.min_clients:
             raise ConfigError(
                 f"{item.name} compares clients and needs at least {item.min_clients}, but with "
-                f"on_loss=skip {policy.min_sites} may be left; add --min-sites {item.min_clients}"
+                f"on_loss=skip {policy.min_sites} may be left; set min_sites={item.min_clients}",
+                f"min_sites={item.min_clients}",
             )
 
 
 def _check_target(item: Declares, scenario: Scenario) -> None:
-    """A target domain first: its grant alone would not help."""
+    """A target domain first: allowing it would not help without one."""
     target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
     if target and scenario.unseen is None:
-        grants = "".join(f" --grant {need}" for need in sorted(target - set(scenario.grants)))
+        missing = sorted(target - set(scenario.allow))
+        also = f" and add {', '.join(map(repr, missing))} to its allow" if missing else ""
         raise ConfigError(
             f"{item.name} needs a target domain, and scenario {scenario.name!r} has none; name one "
-            f"with --set scenario.unseen=DOMAIN{grants}"
+            f"with unseen='DOMAIN'{also}",
+            "scenario.unseen=DOMAIN",
+            *(f"allow={need}" for need in missing),
         )
 
 
 def _check_present(item: Declares, scenario: Scenario) -> None:
-    """What is granted has to exist as well."""
+    """What is allowed has to exist as well."""
     if "public_set" in item.needs and scenario.public is None:
         raise ConfigError(
             f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "
-            "one with --set scenario.public=DATASET"
+            "one with public='DATASET'",
+            "scenario.public=DATASET",
         )
 
 
 def _check_optimiser(item: Declares, scenario: Scenario) -> None:
     kind = scenario.optimiser_kind
-    if item.optimisers is None or kind in item.optimisers or "any_optimiser" in scenario.grants:
+    if item.optimisers is None or kind in item.optimisers or "any_optimiser" in scenario.allow:
         return
     raise ConfigError(
         f"{item.name} holds for {' or '.join(sorted(item.optimisers))}, not for {kind}; change the "
-        "optimiser, or add --grant any_optimiser to try it all the same"
+        "optimiser, or add 'any_optimiser' to the scenario's allow to try it all the same",
+        "allow=any_optimiser",
     )
 
 
@@ -123,29 +132,27 @@ def _check_labels(client: str, labels: Iterable[int], classes: int) -> None:
         raise DataError(f"client {client} has label {odd[0]}; labels go from 0 to {classes - 1}")
 
 
-SENDING = ("enrol",)  # what training sends is looked at when it is sealed or vetted
-
-
+SENDING = ("enrol",)  # what training sends is looked at when it is encoded or checked
 READING = ("merge", "personal")
 
 
 def check_protection(server: Server) -> None:
     """Refuse by name whatever would leave a site beside what a part protects."""
-    guards = [part for part in server.method.parts if part.protects]
+    guards = [part for part in server.method.parts if part.gives_privacy]
     for guard in guards:
         for reason in _objections(server, guard):
             raise ConfigError(f"{guard.name} cannot be used here: {reason}; leave one of them out")
         guard.require(server)
-    order = [part.conceals for part in guards]
+    order = [part.weights_in_payload for part in guards]
     if order != sorted(order):
-        last = next(part.name for part in guards if part.conceals)
+        last = next(part.name for part in guards if part.weights_in_payload)
         raise ConfigError(f"{last} hides what the parts after it work on; write it last")
 
 
 def require_secret(method: Method) -> None:
     """For real machines: refuse noise and keys that follow from a seed which others know."""
     for part in method.parts:
-        if part.protects and getattr(part, "randomness", "system") != "system":
+        if part.gives_privacy and getattr(part, "randomness", "system") != "system":
             raise ConfigError(
                 f"{part.name} draws from the run's seed, which every machine knows; that is for "
                 f"simulation: write {part.name}[randomness=system]"
@@ -154,15 +161,15 @@ def require_secret(method: Method) -> None:
 
 def _objections(server: Server, guard: Part) -> Iterator[str]:
     for item in server.method.declared:
-        if item is not guard and (item.needs_individual_updates or not item.protects):
+        if item is not guard and (item.needs_individual_updates or not item.gives_privacy):
             yield from _beside(guard, item)
-    if guard.hides:
+    if guard.aggregate_only:
         yield from _rule(server)
     if server.keys(Scope.PERSONAL):
         yield f"{min(server.keys(Scope.PERSONAL))} is personal and leaves the site by itself"
-    if server.scenario.newcomer == "mean":
-        yield "newcomer=mean makes the sites give their private entries away"
-    if guard.conceals and server.scenario.bn == "recompute":
+    if server.scenario.private_at_new_site == "mean":
+        yield "private_at_new_site=mean makes the sites give their private entries away"
+    if guard.weights_in_payload and server.scenario.bn == "recompute":
         yield "bn=recompute sends the statistics of single sites"
 
 
@@ -171,7 +178,7 @@ def _beside(guard: Part, item: Declares) -> Iterator[str]:
     if item.shares:
         yield f"{item.name} also sends {item.shares}, which it does not cover"
     yield from _hooks(item, "sends more than the weights", SENDING)
-    if guard.hides:
+    if guard.aggregate_only:
         if item.needs_individual_updates:
             yield f"{item.name} needs single updates, and the method sees their mean only"
         yield from _hooks(item, "reads single updates", READING)

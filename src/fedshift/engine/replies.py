@@ -34,22 +34,22 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two tries, doubled ea
 def answers(
     server: Server,
     transport: Transport,
-    mail: Sequence[Broadcast],
+    messages: Sequence[Broadcast],
     observer: Observer,
     *,
     at_least: int | None = None,
 ) -> Iterator[Update]:
     """One checked update per message, in the order of the mail; losses by the server's policy."""
     policy, retry = server.policy, Retry(server.policy)
-    due, held = deque(m.client for m in mail), Held(transport.borrows)
+    due, held = deque(m.client for m in messages), ReplyBuffer(transport.reply_lifetime)
     lost: dict[str, Lost] = {}
-    waiting = list(mail)
+    waiting = list(messages)
     while waiting:
         for reply in delivered(server, transport, waiting, observer):
             if isinstance(reply, Lost):
                 lost[reply.client] = reply
                 if policy.on_loss == "fail":
-                    raise RunError(f"{told(reply)}; mend it and --resume, or see --on-loss")
+                    raise lost_for_good(describe_loss(reply))
                 if policy.on_loss == "skip":
                     due.remove(reply.client)
             else:
@@ -58,49 +58,58 @@ def answers(
             while due and due[0] in held.of:
                 yield held.of.pop(due.popleft())
             held.before_the_next()
-        waiting = [m for m in mail if m.client in lost and policy.on_loss == "wait"]
+        waiting = [m for m in messages if m.client in lost and policy.on_loss == "wait"]
         retry.pause([lost[m.client] for m in waiting])
-    wanted = min(policy.min_sites if at_least is None else at_least, len(mail))
-    if len(mail) - len(lost) < wanted:
+    wanted = min(policy.min_sites if at_least is None else at_least, len(messages))
+    if len(messages) - len(lost) < wanted:
         raise RunError(
-            f"{len(mail) - len(lost)} of {len(mail)} sites answered, and min_sites is {wanted}; "
-            + "; ".join(map(told, lost.values()))
+            f"{len(messages) - len(lost)} of {len(messages)} sites answered, and min_sites is "
+            f"{wanted}; " + "; ".join(map(describe_loss, lost.values()))
         )
 
 
-class Held:
+class ReplyBuffer:
     """Replies that wait for their turn, by client; copied before their memory is written again."""
 
-    def __init__(self, borrows: int) -> None:
+    def __init__(self, reply_lifetime: int) -> None:
         self.of: dict[str, Update] = {}
-        self._borrows = borrows
+        self._lifetime = reply_lifetime
         self._left: dict[str, int] = {}  # how many more may be asked for
 
     def before_the_next(self) -> None:
         """Another reply is going to be asked for."""
-        for client in self.of if self._borrows else ():
-            self._left[client] = self._left.get(client, self._borrows) - 1
+        for client in self.of if self._lifetime else ():
+            self._left[client] = self._left.get(client, self._lifetime) - 1
             if self._left[client] == 0:
                 self.of[client] = self.of[client].own()
 
 
-def told(lost: Lost) -> str:
+def describe_loss(lost: Lost) -> str:
     """Who was lost where and why, in one line."""
     return f"round {lost.round}, {lost.task}: client {lost.client} is lost: {lost.reason}"
 
 
+def lost_for_good(reason: str) -> RunError:
+    """The error that ends a run whose policy has no way around a loss."""
+    return RunError(
+        f"{reason}; mend it and resume the run, or choose what a loss does with on_loss",
+        "resume",
+        "on_loss=skip",
+    )
+
+
 def delivered(
-    server: Server, transport: Transport, mail: Sequence[Broadcast], observer: Observer
+    server: Server, transport: Transport, messages: Sequence[Broadcast], observer: Observer
 ) -> Iterator[Update | Lost]:
     """The reply to every message, checked; a bad one and none at all are losses too."""
-    asked = {message.client: message for message in mail}
-    for message in mail:
+    asked = {message.client: message for message in messages}
+    for message in messages:
         observer.sent(message)
-    for raw in transport.deliver(mail):
+    for raw in transport.deliver(messages):
         if isinstance(raw, Update):
             observer.received(raw)
         answered = asked.pop(raw.client, None)
-        reply = judged(server, answered, raw, examined=transport.examines)
+        reply = checked(server, answered, raw, examined=transport.checks_finite)
         if isinstance(reply, Lost):
             observer.lost(reply)
         if answered is not None:
@@ -111,7 +120,7 @@ def delivered(
         yield nothing
 
 
-def judged(
+def checked(
     server: Server, asked: Broadcast | None, reply: Update | Lost, *, examined: bool = False
 ) -> Update | Lost:
     """The reply itself, or a loss if it is refused."""
@@ -119,29 +128,29 @@ def judged(
         return reply
     reason = "nobody asked for it"
     if asked:
-        reason = objection(server, asked, reply, examined=examined)
+        reason = why_rejected(server, asked, reply, examined=examined)
     if not reason:
         return reply
     task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)
     return Lost(reply.client, task, round_, f"update refused: {reason}")
 
 
-def riders(
-    server: Server, mail: Sequence[Broadcast], replies: Sequence[Update], observer: Observer
+def attached(
+    server: Server, messages: Sequence[Broadcast], replies: Sequence[Update], observer: Observer
 ) -> list[Update]:
     """Replies to mail that rode with other mail, checked; a loss there ends or leaves the run."""
-    asked = {(message.client, message.task): message for message in mail}
-    for message in mail:
+    asked = {(message.client, message.task): message for message in messages}
+    for message in messages:
         observer.sent(message)
     found: list[Update | Lost] = []
     for raw in replies:
         observer.received(raw)
-        found.append(judged(server, asked.pop((raw.client, raw.task), None), raw))
+        found.append(checked(server, asked.pop((raw.client, raw.task), None), raw))
     found += [Lost(m.client, m.task, m.round, "no answer") for m in asked.values()]
     for lost in [reply for reply in found if isinstance(reply, Lost)]:
         observer.lost(lost)
         if server.policy.on_loss != "skip":
-            raise RunError(f"{told(lost)}; mend it and --resume, or see --on-loss")
+            raise lost_for_good(describe_loss(lost))
     return [reply for reply in found if isinstance(reply, Update)]
 
 
@@ -157,19 +166,21 @@ class Retry:
         if not lost:
             return
         if time.monotonic() - self.began + self.seconds > self.timeout:
-            names = "; ".join(map(told, lost))
-            raise RunError(f"waited {self.timeout:g} s in vain; {names}; mend it and --resume")
+            names = "; ".join(map(describe_loss, lost))
+            raise RunError(
+                f"waited {self.timeout:g} s in vain; {names}; mend it and resume the run", "resume"
+            )
         time.sleep(self.seconds)
         self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
 
 
 SLACK = 16 * 2**20  # bytes beyond four times the model
-
-
 COUNTED = [f"{split}/{key}" for split in ("val", "test") for key in ("right", "count", "loss")]
 
 
-def objection(server: Server, asked: Broadcast, update: Update, *, examined: bool = False) -> str:
+def why_rejected(
+    server: Server, asked: Broadcast, update: Update, *, examined: bool = False
+) -> str:
     """The first reason to refuse ``update``, empty if there is none; looks at each tensor once.
 
     Entries of a model that our own worker has ``examined`` are known to be finite.
@@ -183,7 +194,9 @@ def objection(server: Server, asked: Broadcast, update: Update, *, examined: boo
         or _wrong_entries(server, "personal", update.personal, own(server, update.task))
         or _wrong_payload(server, update)
         or _not_finite({k: v for s in sections for k, v in getattr(update, s).items()})
-        or next(filter(None, (part.vet(server, update) for part in server.method.parts)), "")
+        or next(
+            filter(None, (part.reject_reason(server, update) for part in server.method.parts)), ""
+        )
     )
 
 
@@ -192,7 +205,7 @@ def uploaded(server: Server, task: str) -> Set[str]:
     statistics = server.statistics
     if task == "statistics":
         return statistics
-    if task != "train" or any(part.conceals for part in server.method.parts):
+    if task != "train" or any(part.weights_in_payload for part in server.method.parts):
         return set()
     return server.shared.keys() - (statistics if server.scenario.bn == "recompute" else set())
 

@@ -12,7 +12,7 @@ from fedshift.core.aggregate import WEIGHTINGS, weighted_mean
 from fedshift.core.message import Broadcast, Task, Update
 from fedshift.core.method import Method, Part
 from fedshift.core.net import Net, Scope
-from fedshift.core.reply_stack import Shelf
+from fedshift.core.reply_stack import ReplyStack
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Observer, Server, Transport
 from fedshift.core.state import StateStore
@@ -50,8 +50,8 @@ def exchange(
     known = server.roster
     size = {client: known[client].examples if client in known else 0 for client in clients}
     order = sorted(size, key=lambda client: (-size[client], client))
-    mail = [server.mail(task, client) for client in order]
-    yield from answers(server, transport, mail, observer)
+    messages = [server.broadcast(task, client) for client in order]
+    yield from answers(server, transport, messages, observer)
 
 
 def collect(
@@ -59,23 +59,23 @@ def collect(
 ) -> list[Update]:
     """All replies of an :func:`exchange`, in memory of their own."""
     replies = exchange(server, transport, task, clients, observer)
-    return [update.own() if transport.borrows else update for update in replies]
+    return [update.own() if transport.reply_lifetime else update for update in replies]
 
 
-def talk(
+def exchange_payloads(
     server: Server,
     transport: Transport,
     observer: Observer,
     part: Part,
-    letters: Mapping[str, Tree],
+    payloads: Mapping[str, Tree],
 ) -> dict[str, Tree]:
     """An exchange of one part beside training: a letter to each client, and who answered what."""
-    mail = [
-        Broadcast(client, "talk", server.round, payload=tree.prefixed(part.name, letter))
-        for client, letter in sorted(letters.items())
+    messages = [
+        Broadcast(client, "talk", server.round, payload=tree.prefixed(part.name, payload))
+        for client, payload in sorted(payloads.items())
     ]
-    replies = answers(server, transport, mail, observer)
-    owned = (u.own() if transport.borrows else u for u in replies)
+    replies = answers(server, transport, messages, observer)
+    owned = (u.own() if transport.reply_lifetime else u for u in replies)
     return {u.client: tree.under(part.name, u.payload) for u in owned}
 
 
@@ -87,14 +87,15 @@ def enrol(server: Server, transport: Transport, clients: Iterable[str], observer
     if admitting and len(enrolments) < len(clients):
         raise RunError(
             f"{len(enrolments)} of {len(clients)} sites enrolled, and {admitting[0]} needs the "
-            "summaries of all of them before round 1; wait for them with --on-loss wait"
+            "summaries of all of them before round 1; wait for them with on_loss=wait",
+            "on_loss=wait",
         )
     for part in server.method.parts:
         part.admit(server, enrolments)
-    sign(server, enrolments)
+    add_to_roster(server, enrolments)
 
 
-def sign(server: Server, enrolments: Iterable[Update]) -> None:
+def add_to_roster(server: Server, enrolments: Iterable[Update]) -> None:
     """Put clients on the roster, which is replaced, never edited."""
     server.roster = server.roster | {
         u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts)
@@ -105,12 +106,12 @@ def sign(server: Server, enrolments: Iterable[Update]) -> None:
 def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -> None:
     """Between rounds: ask the clients that were lost in their enrolment once more."""
     late = [
-        server.mail("enrol", c)
+        server.broadcast("enrol", c)
         for c in (server.sites if len(server.sites) > len(server.roster) else ())
         if c not in server.roster
     ]
     if late:
-        sign(server, answers(server, transport, late, observer, at_least=0))
+        add_to_roster(server, answers(server, transport, late, observer, at_least=0))
 
 
 def play_round(server: Server, transport: Transport, observer: Observer) -> list[Update]:
@@ -123,18 +124,20 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
-    cohort = convene(server, transport, cohort, observer)
+    cohort = negotiate(server, transport, cohort, observer)
     replies = exchange(server, transport, "train", cohort, observer)
     server.participants = len(cohort)
     with seeds.fork(server.seed, server.round, "server"):
         if streams(server):
             updates = merge_arriving(server, replies, cohort)
         else:
-            updates = [*map(Shelf(len(cohort)).keep, replies)]
+            updates = [*map(ReplyStack(len(cohort)).keep, replies)]
             server.participants = len(updates)
             seen: Sequence[Update] = updates
             for part in reversed(method.parts):
-                seen = part.unseal(server, seen, partial(talk, server, transport, observer, part))
+                seen = part.decode(
+                    server, seen, partial(exchange_payloads, server, transport, observer, part)
+                )
             for part in method.parts:
                 part.merge(server, seen)
             server.shared = method.aggregate(server, seen)
@@ -149,12 +152,14 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     return updates
 
 
-def convene(
+def negotiate(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> list[str]:
     """What the parts have to settle with a cohort before its mail; who goes on."""
     for part in server.method.parts:
-        cohort = part.convene(server, cohort, partial(talk, server, transport, observer, part))
+        cohort = part.negotiate(
+            server, cohort, partial(exchange_payloads, server, transport, observer, part)
+        )
     return list(cohort)
 
 

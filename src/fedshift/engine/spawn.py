@@ -13,8 +13,6 @@ from fedshift.core.registry import BACKBONES, METHODS, SCENARIOS
 from fedshift.data.registry import DATASETS
 
 REGISTRIES = (METHODS, BACKBONES, SCENARIOS, DATASETS)
-
-
 PLUGIN = "fedshift_plugin_"  # what the modules of FEDSHIFT_PLUGINS are called
 
 
@@ -56,7 +54,7 @@ def end_if_repeated() -> None:
 def why_ended(*, needed_script: bool) -> str:
     """What to do about a process that ended by itself."""
     if not needed_script:
-        return "memory may have run out: try fewer --workers"
+        return "memory may have run out: try fewer workers"
     return (
         "it needs what your script defines and runs the script for that: put `if __name__ == "
         '"__main__":` before what the script starts, or the definitions into a file that '

@@ -64,20 +64,22 @@ class Worker:
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
         self._keys = by_scope(self.scopes)
-        self.acting = {h: self.method.overriding(h) for h in ("probe", "batch", "loss", "correct")}
+        self.acting = {
+            h: self.method.overriding(h) for h in ("probe", "batch", "loss", "edit_gradients")
+        }
 
     def keys(self, scope: Scope) -> frozenset[str]:
         """Entries that live in ``scope``."""
         return self._keys[scope]
 
-    def visit(self, mail: Broadcast) -> Update:
+    def visit(self, message: Broadcast) -> Update:
         """Play one message at the site it is addressed to.
 
         The reply may lie in the net's own memory: the next visit overwrites it.
         """
-        kept = self.store.load(mail.client, before=mail.round + (mail.task != "train"))
+        kept = self.store.load(message.client, before=message.round + (message.task != "train"))
         state = defaultdict(dict, {k: tree.to(v, self.device) for k, v in kept.items()})
-        client = self._open(mail, state)
+        client = self._open(message, state)
         tasks = {
             "enrol": self._enrol,
             "train": self._train,
@@ -87,44 +89,44 @@ class Worker:
             "donate": self._donate,
             "talk": self._talk,  # an exchange of one part beside training
         }
-        with seeds.fork(self.seed, mail.round, mail.client, mail.task):
-            reply = tasks[mail.task](client, mail)
+        with seeds.fork(self.seed, message.round, message.client, message.task):
+            reply = tasks[message.task](client, message)
         return reply if self.device.type == "cpu" else reply.to_cpu()
 
-    def _open(self, mail: Broadcast, state: State) -> Client:
-        sent = mail.shared | mail.personal | state.get("net", {})
+    def _open(self, message: Broadcast, state: State) -> Client:
+        sent = message.shared | message.personal | state.get("net", {})
         received = self.initial | tree.to(sent, self.device)
         load(self.entries, received)
         return Client(
-            self.sites[mail.client],
+            self.sites[message.client],
             self.net,
             self.scenario,
             self.seed,
-            mail.round,
+            message.round,
             received,
             self.initial,
-            frozenset(mail.shared),
-            tree.to(mail.payload, self.device),
+            frozenset(message.shared),
+            tree.to(message.payload, self.device),
             state,
             self.resources,
         )
 
-    def _enrol(self, client: Client, mail: Broadcast) -> Update:
+    def _enrol(self, client: Client, message: Broadcast) -> Update:
         """Round 0: who the client is, and what its parts tell about its data."""
-        known = "domain_ids" in self.scenario.grants
+        known = "domain_ids" in self.scenario.allow
         told = tree.clone(self.method.gather(lambda part: part.enrol(client)))
         if kept := self._kept(client):
-            self.store.save(client.id, mail.round, kept)
+            self.store.save(client.id, message.round, kept)
         return Update(
-            mail.client,
-            mail.task,
-            mail.round,
+            message.client,
+            message.task,
+            message.round,
             payload=told,
             examples=client.examples,
             facts={"domain": client.site.domain} if known else {},
         )
 
-    def _train(self, client: Client, mail: Broadcast) -> Update:
+    def _train(self, client: Client, message: Broadcast) -> Update:
         """Probe, train, reply; private entries go to the client's state."""
         probed = self._probe(client)
         for part in self.method.parts:
@@ -138,9 +140,9 @@ class Worker:
         self._require_finite(client, final)
         self._remember(client, final)
         update = Update(
-            mail.client,
-            mail.task,
-            mail.round,
+            message.client,
+            message.task,
+            message.round,
             shared=tree.pick(final, self._uploaded()),
             personal=tree.pick(final, self.keys(Scope.PERSONAL)),
             payload=tree.clone(payload),
@@ -148,7 +150,7 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
-        return self.method.seal(client, update)
+        return self.method.encode(client, update)
 
     def _uploaded(self) -> frozenset[str]:
         """Shared entries, less the statistics that are recomputed after aggregation."""
@@ -172,7 +174,7 @@ class Worker:
         keep = self.scenario.optimiser_state == "keep"
         for turn in turns if keep else ():
             restore_optimiser(turn, client.state["optimiser"])
-        once = not any(self.acting[hook] for hook in ("batch", "loss", "correct"))
+        once = not any(self.acting[hook] for hook in ("batch", "loss", "edit_gradients"))
         once &= len(turns) == 1 and phase.players[0].forward is through_net
         descend(self.net, self._batches(client, phase), turns, log, one_forward=once)
         client.steps += self._steps(client, turns)
@@ -193,26 +195,26 @@ class Worker:
         if player.optimisation:
             optimisation = player.optimisation(optimisation)
         objective = partial(player.objective or self._base_loss, client)
-        correcting = self.acting["correct"]
+        editing = self.acting["edit_gradients"]
 
-        def correct(step: Step) -> None:
-            for part in correcting:
-                part.correct(client, step)
+        def edit_gradients(step: Step) -> None:
+            for part in editing:
+                part.edit_gradients(client, step)
 
         own = self.named.items() if player.train is whole_net else player.train(client)
         return Turn(
             player.name,
-            [*own, *(self._companions(client) if not player.objective else ())],
+            [*own, *(self._extra_parameters(client) if not player.objective else ())],
             partial(player.forward, client),
             objective,
             optimisation,
-            correct if correcting and player.objective is None else None,
+            edit_gradients if editing and player.objective is None else None,
         )
 
-    def _companions(self, client: Client) -> Named:
+    def _extra_parameters(self, client: Client) -> Named:
         """What the parts train beside the net, under their names."""
         for part in self.method.parts:
-            for key, parameter in part.companions(client):
+            for key, parameter in part.extra_parameters(client):
                 yield f"{part.name}/{key}", parameter
 
     def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
@@ -278,36 +280,42 @@ class Worker:
         """What parts have written into the client's state."""
         return {name: tree.clone(entries) for name, entries in client.state.items() if entries}
 
-    def _statistics(self, client: Client, mail: Broadcast) -> Update:
+    def _statistics(self, client: Client, message: Broadcast) -> Update:
         """BatchNorm statistics of the received model on this client's training inputs."""
         estimate_statistics(self.net, client.site.data.train.chunks(self.scenario.batch_size))
         keys = batch_norm_buffers(self.net) & self.keys(Scope.SHARED)
         shared = tree.clone(tree.pick(self.net.state_dict(), keys))
-        return Update(mail.client, mail.task, mail.round, shared, examples=client.examples)
+        return Update(message.client, message.task, message.round, shared, examples=client.examples)
 
-    def _score(self, client: Client, mail: Broadcast) -> Update:
+    def _score(self, client: Client, message: Broadcast) -> Update:
         """Right answers of the client's own model on its own validation and test samples."""
         load(self.entries, client.state.get("trained", {}))
-        return self._count(mail, client, client)
+        return self._count(message, client, client)
 
-    def _assess(self, client: Client, mail: Broadcast) -> Update:
+    def _assess(self, client: Client, message: Broadcast) -> Update:
         """Right answers of the received model with this client's private entries."""
-        return self._count(mail, client, None)
+        return self._count(message, client, None)
 
-    def _count(self, mail: Broadcast, client: Client, scored_as: Client | None) -> Update:
+    def _count(self, message: Broadcast, client: Client, scored_as: Client | None) -> Update:
         predict = partial(self.method.predict, self.net, client=scored_as)
         self.net.eval()
         metrics: dict[str, float] = {}
         for split in ("val", "test"):
             found = score(predict, getattr(client.site.data, split))
             metrics |= {f"{split}/{key}": value for key, value in found.items()}
-        return Update(mail.client, mail.task, mail.round, examples=client.examples, metrics=metrics)
+        return Update(
+            message.client, message.task, message.round, examples=client.examples, metrics=metrics
+        )
 
-    def _talk(self, client: Client, mail: Broadcast) -> Update:
-        told = self.method.answer(client)
-        return Update(mail.client, mail.task, mail.round, payload=told, examples=client.examples)
+    def _talk(self, client: Client, message: Broadcast) -> Update:
+        told = self.method.reply(client)
+        return Update(
+            message.client, message.task, message.round, payload=told, examples=client.examples
+        )
 
-    def _donate(self, client: Client, mail: Broadcast) -> Update:
-        """Private entries, for scenarios that grant their mean to new sites."""
+    def _donate(self, client: Client, message: Broadcast) -> Update:
+        """Private entries, for scenarios that give their mean to new sites."""
         own = tree.pick(client.received, self.keys(Scope.PRIVATE))
-        return Update(mail.client, mail.task, mail.round, personal=own, examples=client.examples)
+        return Update(
+            message.client, message.task, message.round, personal=own, examples=client.examples
+        )

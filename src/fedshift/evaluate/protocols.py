@@ -27,8 +27,8 @@ def evaluate(
 
     ``global`` asks the clients of each domain where a part keeps its entries at home: the received
     model with each client's own entries, averaged over the domain's clients.
-    A protocol without an answer (``global`` for a method with private entries that the scenario
-    grants no new site) is left out.
+    A protocol without an answer (``global`` for a method with private entries of which the
+    scenario gives a new site none) is left out.
     """
     out = at_server(server, transport, federation, observer)
     for name, task in at_sites(server).items():
@@ -41,7 +41,7 @@ def at_sites(server: Server) -> dict[str, Task]:
     """Protocols that the sites count for themselves, each with the task that asks them to."""
     wanted = server.scenario.protocols
     out: dict[str, Task] = {"personal": "score"} if "personal" in wanted else {}
-    if "global" in wanted and any(d.at_home for d in server.method.declared):
+    if "global" in wanted and any(d.scored_at_sites for d in server.method.declared):
         out["global"] = "assess"
     return out
 
@@ -86,11 +86,11 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
     private = server.keys(Scope.PRIVATE)
     if not private:
         return model
-    if server.scenario.newcomer == "refuse":
+    if server.scenario.private_at_new_site == "refuse":
         return None
-    if server.scenario.newcomer == "none":
+    if server.scenario.private_at_new_site == "none":
         return model if leave_out_necks(server.net, private) else None
-    if server.scenario.newcomer == "initial":
+    if server.scenario.private_at_new_site == "initial":
         return model | tree.pick(server.initial, private)
     donated = collect(server, transport, "donate", clients, observer)
     return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))

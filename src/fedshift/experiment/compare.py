@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedshift.base.errors import DivergedError, RunError
-from fedshift.base.process import cores
+from fedshift.base.process import cores, tune_process
 from fedshift.core.config import RunConfig, configure
 from fedshift.core.message import Lost, Update
 from fedshift.core.method import Method
@@ -25,13 +25,12 @@ from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.experiment.listener import Listener
-from fedshift.experiment.run import execute, load_result
+from fedshift.experiment.progress import Watch, watching
+from fedshift.experiment.run import execute
 from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options
 from fedshift.report.results import Comparison, Failure, RunResult
 from fedshift.runs.record import Row
-
-Watch = Callable[[RunConfig], Listener]  # a listener for each run
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Job:
     path: Path | None
 
 
-def compare(
+def compare(  # noqa: PLR0913  by keyword
     methods: Sequence[str | Method],
     scenarios: Sequence[str | Scenario] = ("digits",),
     *,
@@ -51,6 +50,7 @@ def compare(
     out: Path | str | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
+    quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
     """Train every method in every scenario with every seed, and put the results side by side.
@@ -63,16 +63,17 @@ def compare(
             that are not are continued.
         workers: processes; None takes one per core. Several runs are played side by side, one
             process each; a single run has its clients visited by that many.
-        watch: makes a listener for each run.
+        watch: makes a listener for each run, in place of what is shown by default.
+        quiet: shows no progress.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     jobs = plan(methods, [find_scenario(s, **changes) for s in scenarios], seeds, out)
-    watch = watch or (lambda _: Listener())
     count = workers or cores()
     play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
-    for job, outcome in play(jobs, watch, count):
-        found[job.config.name] = outcome
+    with watching(quiet=quiet or watch is not None) as default:
+        for job, outcome in play(jobs, watch or default, count):
+            found[job.config.name] = outcome
     ordered = [found[job.config.name] for job in jobs]
     return Comparison(
         [r for r in ordered if isinstance(r, RunResult)],
@@ -89,24 +90,15 @@ def plan(
 ) -> list[Job]:
     """All runs, each checked before the first one starts; equal runs appear once."""
     jobs: dict[str, Job] = {}
-    for place in scenarios:
-        clients = len(federate(place, seeds[0]).sites)
+    for scenario in scenarios:
+        clients = len(federate(scenario, seeds[0]).sites)
         for method in methods:
             for seed in seeds:
-                config, whole = configure(method, place, seed=seed)
-                check_needs(whole, place, clients)
+                config, whole = configure(method, scenario, seed=seed)
+                check_needs(whole, scenario, clients)
                 path = Path(out) / config.name if out is not None else None
                 jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())
-
-
-def read_comparison(out: Path) -> Comparison:
-    """All finished runs below a folder, in the order they were begun."""
-    found = sorted(out.glob("*/config.json"), key=lambda file: file.stat().st_mtime_ns)
-    found = [file for file in found if (file.parent / "summary.json").exists()]
-    if not found:
-        raise RunError(f"{out} holds no finished run; fedshift compare --out {out} would make some")
-    return Comparison([load_result(file.parent) for file in found], [], out)
 
 
 def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
@@ -176,6 +168,7 @@ def _set_up(queue: Queue[Any]) -> None:
     global _QUEUE  # noqa: PLW0603  an executor hands a process its queue only this way
     _QUEUE = queue
     torch.set_num_threads(1)
+    tune_process()
 
 
 def _attempt_remotely(job: Job) -> RunResult | Failure:

@@ -1,9 +1,18 @@
-"""Live progress of runs: rounds, clients, losses by name, accuracy, time left."""
+"""Live progress of runs: rounds, clients, losses by name, accuracy, time left.
+
+``run`` and ``compare`` show it by default: bars on a terminal, a table that updates itself in a
+notebook, lines in the log ``fedshift`` elsewhere. The command line uses the same bars.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -18,13 +27,36 @@ from rich.progress import (
 
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
-from fedshift.engine.replies import told
-from fedshift.experiment.listener import Listener
+from fedshift.engine.replies import describe_loss
+from fedshift.experiment.listener import Listener, LogListener, describe_round
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Row
 
+Watch = Callable[[RunConfig], Listener]  # a listener for each run
+REFRESH = 0.2  # seconds between two updates of a notebook's cell
 
-class Board:
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Watch]:
+    """What shows progress where this process runs; silent if ``quiet``."""
+    if quiet:
+        yield lambda _config: Listener()
+    elif in_notebook():
+        yield NotebookTable().watch
+    elif sys.stderr.isatty():
+        with ProgressBoard() as board:
+            yield board.watch
+    else:
+        yield lambda _config: LogListener()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class ProgressBoard:
     """One line per run; plain lines now and then where the output is not a terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -55,15 +87,15 @@ class Board:
 
     def watch(self, config: RunConfig) -> Listener:
         """The line of one run."""
-        return RunLine(self, config)
+        return BoardLine(self, config)
 
 
-class RunLine(Listener):
+class BoardLine(Listener):
     """Draws one run on a board."""
 
-    def __init__(self, board: Board, config: RunConfig) -> None:
+    def __init__(self, board: ProgressBoard, config: RunConfig) -> None:
         self.board, self.config = board, config
-        self.title = f"{config.label} · {config.scenario.name} · seed {config.seed}"
+        self.title = title_of(config)
         self.task: TaskID | None = None
         self.clients = self.visited = 0
         self.text = "waiting"
@@ -84,16 +116,11 @@ class RunLine(Listener):
 
     def lost(self, lost: Lost) -> None:
         """A client has not answered: a line of its own, on a terminal as in a log."""
-        self.board.console.print(told(lost), soft_wrap=True, markup=False, highlight=False)
+        self._print(describe_loss(lost))
 
     def round_done(self, row: Row) -> None:
         """A round is on disk."""
-        self.visited = 0
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in row["losses"].items())
-        scores = "  ".join(
-            f"{name} {both['test']['avg']:.1f}" for name, both in row.get("scores", {}).items()
-        )
-        self.text = f"{losses}  {scores}" if scores else losses
+        self.visited, self.text = 0, describe_round(row)
         if self.task is not None:
             self.board.progress.update(self.task, completed=row["round"], state=self.text)
         self._plainly(row["round"])
@@ -103,10 +130,78 @@ class RunLine(Listener):
         total = self.config.scenario.rounds
         due = round_ == total or round_ % max(1, total // 10) == 0
         if due and not self.board.console.is_terminal:
-            line = f"{self.title}  round {round_}/{total}  {self.text}"
-            self.board.console.print(line, soft_wrap=True, markup=False, highlight=False)
+            self._print(f"{self.title}  round {round_}/{total}  {self.text}")
+
+    def _print(self, line: str) -> None:
+        self.board.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def finished(self, result: RunResult) -> None:
         """The summary is on disk."""
         if self.task is not None:
-            self.board.progress.update(self.task, completed=self.config.scenario.rounds)
+            self.board.progress.update(self.task, completed=result.config.scenario.rounds)
+
+
+class NotebookTable:
+    """One row per run in the output of a notebook's cell, updated in place.
+
+    IPython alone is enough; neither rich's nor tqdm's bars show there without ipywidgets.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[str, int, int, str]] = {}  # by run: title, done, of, text
+        self.shown = 0.0
+        self.handle: Any = None
+
+    def watch(self, config: RunConfig) -> Listener:
+        """The row of one run."""
+        return NotebookRow(self, config)
+
+    def update(self, name: str, row: tuple[str, int, int, str], *, now: bool = False) -> None:
+        """Put a run's row; the cell follows a few times a second, or ``now``."""
+        self.rows[name] = row
+        if not now and time.monotonic() - self.shown < REFRESH:
+            return
+        self.shown = time.monotonic()
+        from IPython.display import HTML, display  # noqa: PLC0415  a notebook has it
+
+        if self.handle is None:
+            self.handle = display(HTML(self.html()), display_id=True)
+        else:
+            self.handle.update(HTML(self.html()))
+
+    def html(self) -> str:
+        """The table as it stands."""
+        lines = [
+            f"<tr><td>{escape(title)}</td><td><progress value='{done}' max='{of}'></progress></td>"
+            f"<td>{done}/{of}</td><td>{escape(text)}</td></tr>"
+            for title, done, of, text in self.rows.values()
+        ]
+        return f"<table>{''.join(lines)}</table>"
+
+
+class NotebookRow(Listener):
+    """Draws one run in a notebook."""
+
+    def __init__(self, table: NotebookTable, config: RunConfig) -> None:
+        self.table, self.name = table, config.name
+        self.title, self.rounds = title_of(config), config.scenario.rounds
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """Before the first round that is played."""
+        text = f"{clients} clients"
+        self.table.update(config.name, (self.title, first_round - 1, self.rounds, text), now=True)
+
+    def lost(self, lost: Lost) -> None:
+        """A client has not answered."""
+        LogListener().lost(lost)
+
+    def round_done(self, row: Row) -> None:
+        """A round is on disk."""
+        last = row["round"] == self.rounds
+        entry = (self.title, row["round"], self.rounds, describe_round(row))
+        self.table.update(self.name, entry, now=last)
+
+
+def title_of(config: RunConfig) -> str:
+    """Method, scenario and seed."""
+    return f"{config.label} · {config.scenario.name} · seed {config.seed}"

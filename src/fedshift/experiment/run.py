@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedshift.base.errors import RunError, UnknownNameError
+from fedshift.base.errors import ConfigError, RunError, UnknownNameError
 from fedshift.base.files import only_writer
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig, configure
@@ -20,10 +20,12 @@ from fedshift.core.scenario import Scenario
 from fedshift.core.server import Policy
 from fedshift.engine.compute import Compute
 from fedshift.experiment.listener import Listener
-from fedshift.experiment.scenario import find_scenario
+from fedshift.experiment.progress import watching
+from fedshift.experiment.scenario import NESTED, complete_scenario, find_scenario, scenario_from
 from fedshift.experiment.session import Options, play, prepare
 from fedshift.report.results import RunResult
 from fedshift.runs.record import read_config, read_lines, read_summary
+from fedshift.runs.run_file import RunFile, read_run_file
 from fedshift.transports import TRANSPORTS
 
 
@@ -41,6 +43,7 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
     compute: Compute | None = None,
     listener: Listener | None = None,
     policy: Policy | None = None,
+    quiet: bool = False,
     **changes: Any,
 ) -> RunResult:
     """Train one method in one scenario and score it.
@@ -58,8 +61,10 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
             ``auto`` (a pool if it has two workers) or ``wire`` (for tests).
         workers: processes of the pool; None takes one per core.
         compute: device, memory layout and compilation; by default the processor.
-        listener: hears of progress.
+        listener: hears of progress in place of what is shown by default.
         policy: what to do when a site is lost, ``Policy(on_loss="skip", min_sites=3)``.
+        quiet: shows no progress. By default a terminal gets bars, a notebook a table that
+            updates itself, and the log ``fedshift`` a line per round elsewhere.
         **changes: other values of the scenario, ``rounds=10, lr=0.1``.
     """
     config, whole = configure(
@@ -70,15 +75,58 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
         without=tuple(without),
     )
     path = Path(out) if out is not None else None
-    options = Options(
-        resume,
-        transport,
-        listener or Listener(),
-        workers,
-        policy or Policy(),
-        compute or Compute(),
-    )
-    return execute(config, whole, path, options)
+    with watching(quiet=quiet or listener is not None) as watch:
+        options = Options(
+            resume,
+            transport,
+            listener or watch(config),
+            workers,
+            policy or Policy(),
+            compute or Compute(),
+        )
+        return execute(config, whole, path, options)
+
+
+def run_file(path: Path | str, **options: Any) -> RunResult:
+    """Play a run file, such as the ``experiment.toml`` of a run directory.
+
+    Args:
+        path: the file, or a run directory.
+        **options: what :func:`run` takes beside method and scenario (``out``, ``transport``,
+            ``quiet``, ...); ``seed``, ``settings`` and values of the scenario replace the file's.
+    """
+    file = read_run_file(Path(path))
+    given: dict[str, Any] = {
+        "seed": file.seed,
+        "settings": file.settings,
+        "without": file.without,
+        "compute": file.compute,
+    }
+    return run(method_of(file, str(path)), scenario_of(file), **(given | options))
+
+
+def method_of(file: RunFile, source: str) -> str:
+    """The method's expression; one that was a Python object has none."""
+    if not file.replayable:
+        raise ConfigError(
+            f"the method of {source} was a Python object; give it again with "
+            "fedshift.run(method, ...)"
+        )
+    return file.method
+
+
+def scenario_of(file: RunFile) -> Scenario:
+    """The scenario of a run file: by name, by name with changes, or complete."""
+    if isinstance(file.scenario, str):
+        return scenario_from(file.scenario, file.scale, list(file.allow), {})
+    table = dict(file.scenario)
+    if "data" in table:
+        return scenario_from(complete_scenario(table), None, list(file.allow), {})
+    name = table.pop("name", "digits")
+    for owner in NESTED:
+        for key, value in (table.pop(owner, None) or {}).items():
+            table[f"{owner}.{key}"] = value
+    return scenario_from(name, file.scale, list(file.allow), table)
 
 
 def execute(
@@ -103,27 +151,17 @@ def finished(config: RunConfig, path: Path, *, resume: bool) -> RunResult | None
     if not path.exists() or not any(path.iterdir()):
         return None
     if not (path / "config.json").exists():
-        raise RunError(f"{path} is not empty and holds no run; choose another --out")
+        raise RunError(f"{path} is not empty and holds no run; choose another out", "out=DIR")
     held = read_config(path)
     if held.fingerprint != config.fingerprint:
-        raise RunError(f"{path} holds another run, {held.name}; choose another --out")
+        raise RunError(f"{path} holds another run, {held.name}; choose another out", "out=DIR")
     if summary := read_summary(path):
         return RunResult(held, read_lines(path / "metrics.jsonl"), summary, path)
     if not resume:
         rows = read_lines(path / "metrics.jsonl")
         raise RunError(
             f"{path} holds this run, unfinished after round {rows[-1]['round'] if rows else 0} of "
-            f"{config.scenario.rounds}; add --resume to continue it"
+            f"{config.scenario.rounds}; continue it with resume=True",
+            "resume",
         )
     return None
-
-
-def load_result(path: Path) -> RunResult:
-    """A finished run from its directory."""
-    config = read_config(path)
-    summary = read_summary(path)
-    if summary is None:
-        raise RunError(
-            f"{path} is not finished; continue it with fedshift run --resume --out {path}"
-        )
-    return RunResult(config, read_lines(path / "metrics.jsonl"), summary, path)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedshift.base.errors import ConfigError
 from fedshift.base.settings import parse_settings
 from fedshift.core.registry import SCENARIOS
-from fedshift.core.scenario import Scenario
+from fedshift.core.scenario import Scenario, one_line
 from fedshift.data.dealing.splits import Random
 from fedshift.data.library.loaded import datasets, load
+
+NESTED = ("partition", "split", "unseen_split")  # values that have values of their own
 
 
 def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
@@ -24,6 +28,14 @@ def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: 
     """
     base = name if isinstance(name, Scenario) else named_scenario(name, scale)
     return base.change(**{k: v for k, v in changes.items() if v is not None})
+
+
+def complete_scenario(values: dict[str, Any]) -> Scenario:
+    """A scenario from all its values."""
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"scenario: {one_line(error)}") from None
 
 
 def named_scenario(name: str, scale: str | None) -> Scenario:
@@ -40,17 +52,17 @@ def named_scenario(name: str, scale: str | None) -> Scenario:
         )
     entry = SCENARIOS.get(name)
     if scale and "scale" not in entry.options:
-        raise ConfigError(f"scenario {name!r} comes in one scale; leave out --scale {scale}")
+        raise ConfigError(f"scenario {name!r} comes in one scale; leave out scale={scale!r}")
     return entry.build(**({"scale": scale} if scale else {}))
 
 
 def split_settings(
     items: list[str] | None, **options: Any
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """``--set`` values: those of the method, and changes of the scenario.
+    """``KEY=VALUE`` words: those of the method, and changes of the scenario (``scenario.KEY``).
 
     ``options`` are changes that have an option of their own; one that is None was not given, while
-    ``--set scenario.KEY=none`` takes a value away.
+    ``scenario.KEY=none`` takes a value away.
     """
     own: dict[str, str] = {}
     changes: dict[str, Any] = {}
@@ -75,22 +87,22 @@ def number_or_text(value: str) -> int | float | str:
     return value
 
 
-def placed(
-    name: str | Scenario, scale: str | None, grants: list[str] | None, changes: dict[str, Any]
+def scenario_from(
+    name: str | Scenario, scale: str | None, allow: list[str] | None, changes: dict[str, Any]
 ) -> Scenario:
-    """The scenario of a command line."""
+    """A scenario in words: its name, its scale, what else is allowed, and other values."""
     if scale not in (None, "laptop", "paper"):
-        raise ConfigError(f"--scale is {scale!r}; it takes laptop or paper")
+        raise ConfigError(f"scale is {scale!r}; it takes laptop or paper", "scale=laptop")
     base = find_scenario(name, scale=scale)
     given = dict(changes)
-    if grants:
-        given["grants"] = tuple(dict.fromkeys((*base.grants, *grants)))
+    if allow:
+        given["allow"] = tuple(dict.fromkeys((*base.allow, *allow)))
     for key in ("backbone_options", "data_options"):
         if key in given:
             given[key] = getattr(base, key) | given[key]
     for key in [k for k in given if "." in k]:
         owner, _, part = key.partition(".")
-        if owner not in ("partition", "split", "unseen_split"):
+        if owner not in NESTED:
             raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{part}?")
         old = getattr(base, owner)
         given[owner] = given.get(owner, old.model_dump() if old else {}) | {part: given.pop(key)}

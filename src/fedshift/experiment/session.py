@@ -19,11 +19,11 @@ from fedshift.core.message import Broadcast, Update
 from fedshift.core.method import Method
 from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
-from fedshift.engine.build import Plan, build_net, granted
+from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
-from fedshift.engine.replies import riders
+from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
 from fedshift.evaluate.group_effect import group_effect
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
@@ -47,14 +47,14 @@ class Options:
 
 
 @runtime_checkable
-class Encloses(Protocol):
+class Piggybacks(Protocol):
     """A transport whose letters cost more than what they carry: scoring rides with training."""
 
-    def enclose(self, mail: Sequence[Broadcast]) -> None:
+    def attach(self, messages: Sequence[Broadcast]) -> None:
         """Put messages to the next training mail of their clients."""
         ...
 
-    def enclosed(self) -> list[Update]:
+    def attached_replies(self) -> list[Update]:
         """The replies to them, once the training mail is answered."""
         ...
 
@@ -75,46 +75,48 @@ class Session:
         Where scoring rides with training, the sites score a round's model when they receive it in
         the next one; the row is in the metrics from then on.
         """
-        server, place = self.server, self.server.scenario
+        server, scenario = self.server, self.server.scenario
         began = time.perf_counter()
         updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
-        if promises := guarantees(server, self.record):
+        if promises := privacy_so_far(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
-        rides = False
-        if server.round % place.evaluate_every == 0 or server.round == place.rounds:
-            rides = self._rides()
-            score = at_server if rides else evaluate
+        piggybacked = False
+        if server.round % scenario.evaluate_every == 0 or server.round == scenario.rounds:
+            piggybacked = self._piggybacks()
+            score = at_server if piggybacked else evaluate
             scored = score(server, self.transport, self.federation, self.record)
             row["scores"] = as_json(scored)
-            if "group-effect" in place.analyses:
+            if "group-effect" in scenario.analyses:
                 row["group-effect"] = group_effect(server, updates, self.federation)
             if missing := self.record.unscored(server.round):
                 row["unscored"] = missing
         row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
-        if rides:
+        if piggybacked:
             self.record.postpone(server, row)
         else:
             keep_best(server.shared, self.record, row)
             self.record.commit(server, row)
         return row
 
-    def _rides(self) -> bool:
+    def _piggybacks(self) -> bool:
         """Whether the sites' share of this round's scoring goes with the next round's training."""
         last = self.server.round == self.server.scenario.rounds
-        return isinstance(self.transport, Encloses) and bool(at_sites(self.server)) and not last
+        return isinstance(self.transport, Piggybacks) and bool(at_sites(self.server)) and not last
 
     def _play(self) -> list[Update]:
         """One round; scoring that is due rides with it, and its row is completed."""
         server, record, row = self.server, self.record, self.record.pending
-        if row is None or not isinstance(self.transport, Encloses):
+        if row is None or not isinstance(self.transport, Piggybacks):
             return play_round(server, self.transport, record)
         tasks, model = at_sites(server), server.shared
-        mail = [server.mail(task, c) for c in sorted(server.roster) for task in tasks.values()]
-        self.transport.enclose(mail)
+        messages = [
+            server.broadcast(task, c) for c in sorted(server.roster) for task in tasks.values()
+        ]
+        self.transport.attach(messages)
         updates = play_round(server, self.transport, record)
-        answers = riders(server, mail, self.transport.enclosed(), record)
+        answers = attached(server, messages, self.transport.attached_replies(), record)
         if missing := record.unscored(row["round"]):
             row["unscored"] = missing
         for name, task in tasks.items():
@@ -144,19 +146,19 @@ def prepare(
     ``federation`` is given where the data are elsewhere; the sites have checked them there.
     """
     options = options or Options()
-    place = config.scenario
-    known = federation or federate(place, config.seed)
-    check_needs(method, place, len(known.sites))
+    scenario = config.scenario
+    known = federation or federate(scenario, config.seed)
+    check_needs(method, scenario, len(known.sites))
     check_policy(method, options.policy)
     net = build_net(config, method, known)
     if federation is None:
-        check_data(known, place, net)
-    compute = (read_compute(path) or options.compute).decided(net, place.batch_size)
-    known, net = known.to(compute.device), compute.place(net)
+        check_data(known, scenario, net)
+    compute = (read_compute(path) or options.compute).decided(net, scenario.batch_size)
+    known, net = known.to(compute.device), compute.move(net)
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
-    resources = granted(known, place, "server")
-    server = open_server(method, place, config.seed, net, resources, record.personal)
+    resources = allowed_data(known, scenario, "server")
+    server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
     check_protection(server)
     workers = workers_for(options, server, known)
@@ -207,13 +209,13 @@ def _facts(server: Server, record: Record) -> Row:
     } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
 
 
-def guarantees(server: Server, record: Record) -> dict[str, Row]:
+def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
     """What the parts that protect a site have promised so far; noted in the ledger."""
     out: dict[str, Row] = {}
     for part in server.method.parts:
-        if part.protects:
-            out[part.name] = dict(part.guarantee(server, record.visits()))
-            record.guaranteed(server.round, part.name, out[part.name])
+        if part.gives_privacy:
+            out[part.name] = dict(part.privacy_spent(server, record.visits()))
+            record.note_privacy(server.round, part.name, out[part.name])
     return out
 
 

@@ -50,7 +50,7 @@ class DynamicDual(Part):
         ]
         return torch.stack(terms).sum() if terms else None
 
-    def correct(self, client: Client, step: Step) -> None:
+    def edit_gradients(self, client: Client, step: Step) -> None:
         """Limit the gradient's norm."""
         if self.clip is not None:
             clip_grad_norm_(client.net.parameters(), self.clip)

@@ -114,10 +114,10 @@ class ClusterPrototypes(Part):
         z, shares = step.out.features, shares_of(step.y, client.classes)
         if self.train_pass:
             self._note(client, step.batch.index, z, shares)
-        mail = client.mail(self)
-        if not mail:
+        payload = client.payload(self)
+        if not payload:
             return None
-        known = (mail["prototypes"], mail["owners"])
+        known = (payload["prototypes"], payload["owners"])
         dimensions = z.shape[1] if self.summed else 1
         terms = []
         if self.lam_contrast:

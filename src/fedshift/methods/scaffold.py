@@ -40,16 +40,16 @@ class ControlVariates(Part):
         if not client.state[self.name]:
             client.state[self.name] = {k: torch.zeros_like(x) for k, _, x in client.anchors()}
 
-    def correct(self, client: Client, step: Step) -> None:
+    def edit_gradients(self, client: Client, step: Step) -> None:
         """Algorithm 1, line 10."""
-        c, c_i = client.mail(self), client.state[self.name]
+        c, c_i = client.payload(self), client.state[self.name]
         for k, y, _ in client.anchors():
             if y.grad is not None:
                 y.grad.add_(c[k] - c_i[k])
 
     def finish(self, client: Client) -> Tree:
         """Algorithm 1, lines 12 and 13."""
-        c, c_i = client.mail(self), client.state[self.name]
+        c, c_i = client.payload(self), client.state[self.name]
         scale = 1.0 / (client.steps * client.lr)
         new = {k: c_i[k] - c[k] + (x - y.detach()) * scale for k, y, x in client.anchors()}
         client.state[self.name] = new

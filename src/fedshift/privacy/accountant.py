@@ -8,8 +8,6 @@ from typing import Any
 from fedshift import ConfigError
 
 SENSITIVITY = {"replace": 2.0, "zero-out": 1.0}  # of a sum of clipped updates, in units of clip
-
-
 WHOLE_ORDERS = (*range(2, 64), 128, 256)  # fractional ones cost twice and gain little
 
 

@@ -33,7 +33,7 @@ class GaussianNoise(Part, ABC):
         "seed: repeatable, whoever knows the seed can take the noise off; system: secret",
         choices=("seed", "system"),
     )
-    protects = True
+    gives_privacy = True
 
     def require(self, server: Server) -> None:
         """The accountant has to be there before the first round."""
@@ -45,7 +45,7 @@ class GaussianNoise(Part, ABC):
         return dict.fromkeys(net.state_dict().keys() - trained, Scope.PRIVATE)
 
     @abstractmethod
-    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """What is spent depends on where the noise is added."""
 
     def promise(self, spent: float) -> dict[str, Any]:
@@ -72,19 +72,19 @@ class CentralDP(GaussianNoise):
         "what one site may change: replace its data, or zero-out (full participation only)",
         choices=("replace", "zero-out"),
     )
-    hides = True
+    aggregate_only = True
     needs_individual_updates = True
 
     def require(self, server: Server) -> None:
         """The accountant has to be there, and to have a bound for such cohorts."""
         self._epsilon(server, 1)
 
-    def vet(self, server: Server, update: Update) -> str:
+    def reject_reason(self, server: Server, update: Update) -> str:
         """Nothing but the weights is covered."""
         loose = next(iter(update.payload), "")
         return f"payload {loose!r} is not covered by {self.name}" if loose else ""
 
-    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update, which is the noisy mean."""
         theta = tree.pick(server.shared, server.parameters)
         total = tree.zeros_like(theta)
@@ -100,7 +100,7 @@ class CentralDP(GaussianNoise):
     def _generator(self, server: Server) -> torch.Generator:
         return server.generator(self.name) if self.randomness == "seed" else secret_generator()
 
-    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Of the model after this round."""
         return self.promise(self._epsilon(server, server.round)) | {"neighbours": self.neighbours}
 
@@ -125,7 +125,7 @@ class LocalDP(GaussianNoise):
     is noise that is larger than the central one by the root of the number of sites.
     """
 
-    def seal(self, client: Client, update: Update) -> Update:
+    def encode(self, client: Client, update: Update) -> Update:
         """Clip and hide the update; losses by name do not leave either."""
         if loose := sorted(update.payload) + sorted(update.personal):
             raise ConfigError(
@@ -139,7 +139,7 @@ class LocalDP(GaussianNoise):
         shared = {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in update.shared}
         return dataclasses.replace(update, shared=shared, metrics={})
 
-    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Of the site that was asked most often; who takes part is no secret."""
         most = max(visits.values(), default=0)
         spent = epsilon(self.noise, most, delta=self.delta)

@@ -17,11 +17,7 @@ from fedshift import ConfigError, RunError
 from fedshift.privacy.shamir import PRIME
 
 Vector = npt.NDArray[np.uint64]
-
-
 KEY = 32  # bytes of keys and seeds
-
-
 NONCE = bytes(12)  # a key encrypts one message only
 
 
@@ -70,13 +66,13 @@ def encrypt(key: bytes, text: bytes) -> bytes:
     return ChaCha20Poly1305(key).encrypt(NONCE, text, None)
 
 
-def decrypt(key: bytes, sealed: bytes) -> bytes:
+def decrypt(key: bytes, encrypted: bytes) -> bytes:
     """Inverse of :func:`encrypt`; raises if a byte was changed."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
 
     try:
-        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, None)
+        return ChaCha20Poly1305(key).decrypt(NONCE, encrypted, None)
     except InvalidTag:
         raise RunError("a share of a secret was changed on its way") from None
 

@@ -56,9 +56,9 @@ class SecureAggregation(Part):
         "seed: keys are derived from it, for simulation only; system: secret keys",
         choices=("seed", "system"),
     )
-    protects = True
-    hides = True
-    conceals = True
+    gives_privacy = True
+    aggregate_only = True
+    weights_in_payload = True
     min_clients = 2
 
     def require(self, server: Server) -> None:
@@ -82,33 +82,33 @@ class SecureAggregation(Part):
         word = repr((client.seed, client.id)).encode() if kept is None else to_bytes(kept)
         return site.Secrets(client.id, masks.derive(word, to_bytes(nonce).hex()))
 
-    def answer(self, client: Client) -> Tree:
+    def reply(self, client: Client) -> Tree:
         """Keys, shares or unmasking, as asked."""
-        letter = client.mail(self)
-        own = self.secrets(client, letter["nonce"])
-        if answered := tree.under("answered", letter):
-            return own.unmask(letter, {c for c, yes in answered.items() if bool(yes)}, self.needed)
-        keys = tree.under("encryption", letter)
+        payload = client.payload(self)
+        own = self.secrets(client, payload["nonce"])
+        if answered := tree.under("answered", payload):
+            return own.unmask(payload, {c for c, yes in answered.items() if bool(yes)}, self.needed)
+        keys = tree.under("encryption", payload)
         return own.shares(keys, self.needed(len(keys))) if keys else own.keys()
 
-    def seal(self, client: Client, update: Update) -> Update:
+    def encode(self, client: Client, update: Update) -> Update:
         """Only the masked vector leaves."""
         if loose := sorted(update.payload) + sorted(update.personal):
             raise ConfigError(
                 f"client {client.id}: {loose[0]} would leave in the clear; {self.name} covers the "
                 "shared entries only: leave out the part that sends it"
             )
-        letter = client.mail(self)
-        peers = tree.under("mask", letter)
-        weight = int(letter["weight"])
+        received = client.payload(self)
+        peers = tree.under("mask", received)
+        weight = int(received["weight"])
         values = torch.cat([v.double().flatten() for v in in_order(update.shared).values()])
         plain = np.append(masks.quantise(values * weight, self.bits, len(peers)), np.uint64(weight))
-        hidden = plain + self.secrets(client, letter["nonce"]).mask(peers, len(plain))
+        hidden = plain + self.secrets(client, received["nonce"]).mask(peers, len(plain))
         payload = {f"{self.name}/masked": torch.from_numpy(hidden.view(np.int64))}
         return dataclasses.replace(update, shared={}, payload=payload, steps=0, metrics={})
 
     # server
-    def convene(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
+    def negotiate(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
         """Advertise and share keys; who does both goes on."""
         nonce = self.nonce(server)
         server.state[self.name] = {}
@@ -117,14 +117,14 @@ class SecureAggregation(Part):
             {f"{kind}/{c}": answer[kind] for kind in ("encryption", "mask")}
             for c, answer in found.items()
         )
-        letter = {"nonce": nonce} | {k: v for k, v in keys.items() if k.startswith("encryption/")}
-        server.state[self.name] = letter | keys
-        shared = ask(dict.fromkeys(found, letter))
+        payload = {"nonce": nonce} | {k: v for k, v in keys.items() if k.startswith("encryption/")}
+        server.state[self.name] = payload | keys
+        shared = ask(dict.fromkeys(found, payload))
         require_enough(len(shared), self.needed(len(found)), len(cohort))
-        sealed = {
+        encrypted = {
             f"share/{to}/{c}": box for c, boxes in shared.items() for to, box in boxes.items()
         }
-        server.state[self.name] |= sealed
+        server.state[self.name] |= encrypted
         return sorted(shared)
 
     def nonce(self, server: Server) -> Tensor:
@@ -142,7 +142,7 @@ class SecureAggregation(Part):
         peers = {f"mask/{c}": state[f"mask/{c}"] for c in sorted(going)}
         return {"nonce": state["nonce"], "weight": torch.tensor(weight)} | peers
 
-    def vet(self, server: Server, update: Update) -> str:
+    def reject_reason(self, server: Server, update: Update) -> str:
         """Exactly the entries that are due, each as long as it has to be."""
         told = tree.under(self.name, update.payload)
         if update.task == "train":
@@ -159,7 +159,7 @@ class SecureAggregation(Part):
             return wrong(told, dict.fromkeys(keys, (site.BOX, torch.uint8)))
         return wrong(told, dict.fromkeys(["encryption", "mask"], (masks.KEY, torch.uint8)))
 
-    def unseal(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update, which is the weighted mean."""
         vectors = {u.client: masked_of(u, self.name) for u in updates}
         total = sum_of(vectors) - self.masks_left(server, vectors, ask)
@@ -203,7 +203,7 @@ class SecureAggregation(Part):
         keys = {k: v for k, v in state.items() if k.startswith("encryption/") or k == "nonce"}
         return keys | tree.prefixed("share", boxes) | flags
 
-    def guarantee(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
+    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """How many sites the last sum was made of."""
         told = {k: int(v) for k, v in server.state[self.name].items()}
         return told | {"bits": self.bits, "randomness": self.randomness}
@@ -254,5 +254,6 @@ def require_enough(found: int, needed: int, asked: int) -> None:
     if found < needed:
         raise RunError(
             f"{found} of {asked} sites are left, and secure-aggregation needs {needed}; lower its "
-            "threshold, or wait for the others with --on-loss wait"
+            "threshold, or wait for the others with on_loss=wait",
+            "on_loss=wait",
         )

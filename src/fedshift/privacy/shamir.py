@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 PRIME = 2**521 - 1  # larger than any secret of 64 bytes
-
-
 SIZE = 66  # bytes of a value
+SecretShare = tuple[int, int]  # x, and the polynomial's value there
 
 
-Share = tuple[int, int]  # x, and the polynomial's value there
-
-
-def split(secret: int, places: Sequence[int], threshold: int, draw: Callable[[], int]) -> list[int]:
+def split(
+    secret: int, positions: Sequence[int], threshold: int, draw: Callable[[], int]
+) -> list[int]:
     """Values at ``places`` (from 1 on) of a random polynomial of degree ``threshold`` - 1.
 
     Its value at 0 is ``secret``; ``draw`` gives uniform numbers below the prime.
     """
     coefficients = [secret, *(draw() for _ in range(threshold - 1))]
-    return [_evaluate(coefficients, place) for place in places]
+    return [_evaluate(coefficients, position) for position in positions]
 
 
 def _evaluate(coefficients: Iterable[int], x: int) -> int:
@@ -32,7 +30,7 @@ def _evaluate(coefficients: Iterable[int], x: int) -> int:
     return out
 
 
-def join(shares: Sequence[Share]) -> int:
+def join(shares: Sequence[SecretShare]) -> int:
     """The secret: Lagrange's polynomial through the shares at 0."""
     total = 0
     for x, y in shares:

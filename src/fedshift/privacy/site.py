@@ -11,14 +11,10 @@ from torch import Tensor
 from fedshift import RunError, Tree, tree
 from fedshift.privacy import masks
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
-from fedshift.privacy.shamir import SIZE, Share, split
+from fedshift.privacy.shamir import SIZE, SecretShare, split
 
-PLACE = 2  # bytes of a share's place
-
-
-SHARE = PLACE + SIZE
-
-
+INDEX = 2  # bytes of a share's place
+SHARE = INDEX + SIZE
 BOX = 2 * SHARE + 16  # two of them, encrypted and signed
 
 
@@ -51,18 +47,18 @@ class Secrets:
 
     def shares(self, keys: Mapping[str, Tensor], threshold: int) -> Tree:
         """For each site, one share of b_k and one of the mask key, which only it can read."""
-        places = range(1, len(keys) + 1)
+        positions = range(1, len(keys) + 1)
         draw = masks.Draws(masks.derive(self.seed, "shares"))
         whole = (self.own_mask, self.mask_key)
-        own, pair = (split(int.from_bytes(s, "little"), places, threshold, draw) for s in whole)
+        own, pair = (split(int.from_bytes(s, "little"), positions, threshold, draw) for s in whole)
         return {
             peer: to_tensor(
                 masks.encrypt(
                     self._channel(keys[peer], self.name, peer),
-                    write_share((place, a)) + write_share((place, b)),
+                    write_share((position, a)) + write_share((position, b)),
                 )
             )
-            for peer, place, a, b in zip(sorted(keys), places, own, pair, strict=True)
+            for peer, position, a, b in zip(sorted(keys), positions, own, pair, strict=True)
         }
 
     def _channel(self, public: Tensor, sender: str, receiver: str) -> bytes:
@@ -101,11 +97,11 @@ def pairwise(key: bytes, name: str, peers: Mapping[str, Tensor], size: int) -> V
     return out
 
 
-def write_share(share: Share) -> bytes:
+def write_share(share: SecretShare) -> bytes:
     """Place and value."""
-    return share[0].to_bytes(PLACE, "little") + share[1].to_bytes(SIZE, "little")
+    return share[0].to_bytes(INDEX, "little") + share[1].to_bytes(SIZE, "little")
 
 
-def read_share(data: bytes) -> Share:
+def read_share(data: bytes) -> SecretShare:
     """Inverse of :func:`write_share`."""
-    return int.from_bytes(data[:PLACE], "little"), int.from_bytes(data[PLACE:], "little")
+    return int.from_bytes(data[:INDEX], "little"), int.from_bytes(data[INDEX:], "little")

@@ -1,8 +1,10 @@
-"""Figures of a comparison: accuracy over rounds, and accuracy per domain."""
+"""Figures: accuracy over rounds, accuracy per domain, and who holds what.
+
+Imports matplotlib, which is an extra: others reach this module through ``report.optional``.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import textwrap
@@ -11,34 +13,29 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from scipy.optimize import isotonic_regression
 
 from fedshift.base.errors import ConfigError
 from fedshift.base.files import write_bytes
+from fedshift.data.dealing.holdings import Holdings
 from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.report.tables import TableRow, rows, rule_note, seeds_note
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
 INK = "#1f2328"  # of text and axes; on the page it becomes the page's own colour
-
-
 # Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-
-
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # a second and a third tour of the colours
-
-
 MARKERS = "osD^vPXh"
-
-
 STYLE = {
     "font.size": 9,
     "text.parse_math": False,  # a label is text, dollar signs included
@@ -54,32 +51,19 @@ STYLE = {
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"),
     INK,
 )
-
-
 METADATA: dict[str, dict[str, Any]] = {  # nothing that differs from day to day
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-
-
+NAMED = 20  # classes that a legend names one by one
+HATCHES = ("", "///", "...", "xxx", "---", "ooo", "\\\\\\", "+++")
 LINE = 0.17  # inches that one label takes
-
-
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 @contextmanager
 def style(**more: str) -> Iterator[None]:
     """Our look while a figure is made or written; the user's own settings come back."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  an extra
-    except ImportError:
-        raise ConfigError(
-            'figures need matplotlib, which is not installed; pip install "fedshift[report]"'
-        ) from None
     look: Any = STYLE | {k.replace("_", "."): v for k, v in more.items()}
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -88,8 +72,6 @@ def style(**more: str) -> Iterator[None]:
 
 
 def _blank(width: float, height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure  # noqa: PLC0415  an extra
-
     figure = Figure((width, height), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
@@ -206,9 +188,9 @@ def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
     lines = [*names, "AVG"] if len(names) > 1 else names
     with style():
         figure, axes = _blank(6.4, max(2.6, 1.3 + len(lines) * (0.15 + 0.1 * len(drawn))))
-        for place, (i, row) in enumerate(drawn):
+        for position, (i, row) in enumerate(drawn):
             cells = [*row.domains.values(), row.avg][: len(lines)]
-            shift = 0.72 * ((place + 0.5) / len(drawn) - 0.5)
+            shift = 0.72 * ((position + 0.5) / len(drawn) - 0.5)
             _dots(axes, cells, [y + shift for y in range(len(lines))], (i, wrapped(row.method, 22)))
         axes.set(
             xlabel=_below("test accuracy (%)", found), yticks=range(len(lines)), yticklabels=lines
@@ -273,3 +255,83 @@ def inline(figure: Figure, name: str, description: str) -> str:
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body).replace(INK, "currentColor")
     head = f'<svg viewBox="{found[1]}" role="img" aria-label="{escape(description)}">'
     return f"{head}{body}</svg>"
+
+
+def partition(shown: Holdings) -> Figure:
+    """A bar per client, a colour per class; domains as groups, as hatches if clients mix them."""
+    n = len(shown.clients)
+    figure = Figure(figsize=(8, 1.5 + 0.24 * n), layout="constrained")
+    axes = figure.add_subplot()
+    colours = _colours(len(shown.classes))
+    _bars(axes, shown, colours)
+    axes.set_yticks(range(n), shown.clients)
+    axes.set_ylim(n - 0.5, -0.5)  # the first client on top
+    axes.set_xlabel("training samples")
+    axes.spines[["top", "right"]].set_visible(False)
+    _class_legend(figure, axes, shown, colours)
+    if shown.mixed:
+        _domain_legend(axes, shown)
+    else:
+        _domain_groups(axes, shown)
+    return figure
+
+
+def _colours(classes: int) -> list[Any]:
+    """One colour per class: told apart up to twenty, a scale beyond."""
+    if classes <= NAMED:
+        return list(colormaps["tab10" if classes <= 10 else "tab20"](np.arange(classes)))
+    return list(colormaps["turbo"](np.linspace(0, 1, classes)))
+
+
+def _bars(axes: Axes, shown: Holdings, colours: Sequence[Any]) -> None:
+    """Segments by domain, then by class, from left to right."""
+    start = np.zeros(len(shown.clients))
+    for d in range(len(shown.domains)):
+        hatch = HATCHES[d % len(HATCHES)] if shown.mixed else ""
+        for k, colour in enumerate(colours):
+            wide = shown.counts[:, d, k]
+            some = np.flatnonzero(wide)
+            axes.barh(
+                some, wide[some], 0.8, start[some], color=colour, hatch=hatch, edgecolor="white",
+                linewidth=0.3,
+            )  # fmt: skip
+            start += wide
+
+
+def _class_legend(figure: Figure, axes: Axes, shown: Holdings, colours: Sequence[Any]) -> None:
+    """Named patches above the bars, or a colour bar if there are too many classes to name."""
+    if len(shown.classes) > NAMED:
+        scale = Normalize(-0.5, len(shown.classes) - 0.5)
+        bar = ScalarMappable(scale, ListedColormap(colours))
+        figure.colorbar(bar, ax=axes, location="top", label="class", aspect=60, pad=0.02)
+        return
+    patches = [Patch(color=c, label=name) for c, name in zip(colours, shown.classes, strict=True)]
+    figure.legend(
+        handles=patches, loc="outside upper center", ncols=min(10, len(patches)), frameon=False,
+        handlelength=1, columnspacing=1, fontsize="small",
+    )  # fmt: skip
+
+
+def _domain_legend(axes: Axes, shown: Holdings) -> None:
+    """What the hatches mean."""
+    patches = [
+        Patch(facecolor="0.6", edgecolor="white", hatch=HATCHES[d % len(HATCHES)], label=name)
+        for d, name in enumerate(shown.domains)
+    ]
+    axes.legend(
+        handles=patches, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False,
+        handlelength=2.5, handleheight=1.5,
+    )  # fmt: skip
+
+
+def _domain_groups(axes: Axes, shown: Holdings) -> None:
+    """Name each run of clients of one domain on the right, and rule it off."""
+    home = (shown.counts.sum(2) > 0).argmax(1)  # (clients,)
+    starts = np.flatnonzero(np.diff(home, prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(home)], strict=True):
+        axes.annotate(
+            shown.domains[home[start]], (1.01, (start + end - 1) / 2), va="center",
+            xycoords=("axes fraction", "data"), annotation_clip=False,
+        )  # fmt: skip
+        if start:
+            axes.axhline(start - 0.5, color="0.7", linewidth=0.8)

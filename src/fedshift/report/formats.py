@@ -13,11 +13,7 @@ from fedshift.report.results import Comparison, Outcome
 from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, TableRow, joined, summaries
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-
-
 TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
-
-
 TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 
@@ -86,16 +82,16 @@ def csv(comparison: Comparison) -> str:
     """One line per run, protocol, choice and value; what a method has no model for has no line."""
     out = io.StringIO()
     sheet = csv_writer(out, lineterminator="\n")
-    head = "run method scenario seed protocol choice rule round measure domain value"
-    sheet.writerow(head.split())
+    titles = "run method scenario seed protocol choice rule round measure domain value"
+    sheet.writerow(titles.split())
     for result in comparison.results:
         config = result.config
-        first = [config.name, result.label, config.place, config.seed]
+        first = [config.name, result.label, config.scenario_label, config.seed]
         for protocol in result.summary["protocols"]:
             for choice in CHOICES:
                 if outcome := result.outcome(protocol, choice):
-                    place = [*first, protocol, choice, outcome.rule, outcome.round]
-                    sheet.writerows([*place, *line] for line in _values(outcome))
+                    head = [*first, protocol, choice, outcome.rule, outcome.round]
+                    sheet.writerows([*head, *line] for line in _values(outcome))
     return out.getvalue()
 
 

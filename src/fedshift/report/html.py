@@ -16,7 +16,7 @@ from fedshift.base.errors import ConfigError
 from fedshift.base.files import read_json, write_bytes
 from fedshift.base.version import __version__
 from fedshift.core.config import environment
-from fedshift.report import figures
+from fedshift.report import optional
 from fedshift.report.results import Cell, Choice, Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -89,7 +89,7 @@ def page(comparison: Comparison, folder: Path) -> str:
         comparison=comparison,
         sections=[section(comparison, s, folder) for s in summaries(comparison)],
         environments=environments(comparison.results),
-        figures=figures.available(),
+        figures=optional.has_matplotlib(),
         version=__version__,
     )
 
@@ -180,8 +180,9 @@ def _column(found: Sequence[TableRow], cells: Sequence[Cell]) -> list[Score]:
 
 def drawings(comparison: Comparison, scenario: str, name: str) -> Iterable[str]:
     """The protocol's figures as svg; none without matplotlib."""
-    if not figures.available():
+    if not optional.has_matplotlib():
         return
+    figures = optional.figures()
     for kind, draw in (("curves", figures.curves), ("domains", figures.domains)):
         anchor = f"{kind}-{comparison.scenarios.index(scenario)}-{name}"
         yield figures.inline(

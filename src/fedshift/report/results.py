@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.core.config import RunConfig
 from fedshift.evaluate.metrics import Metrics, rounds_to
+from fedshift.report import optional
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
@@ -28,9 +31,13 @@ class Outcome:
     metrics: Metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
-    """A finished run."""
+    """A finished run: its numbers, its history, and where it is on disk.
+
+    In a notebook it shows itself as a table; :meth:`plot` draws accuracy over rounds and
+    :meth:`to_frame` gives the history to pandas.
+    """
 
     config: RunConfig
     history: list[Row]
@@ -65,6 +72,23 @@ class RunResult:
     def rounds_to(self, threshold: float, protocol: str) -> int | None:
         """First evaluated round whose AVG reaches ``threshold``."""
         return rounds_to(threshold, self.curve(protocol))
+
+    def __repr__(self) -> str:
+        found = [f"{name} {self.accuracy(name):.1f}" for name in self.summary["protocols"]]
+        where = f"{self.config.scenario_label}, seed {self.config.seed}"
+        return f"<{self.label} on {where}, {self.summary['rounds']} rounds: {', '.join(found)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: one line per protocol."""
+        return _notebook().run_table(self)
+
+    def to_frame(self) -> Any:
+        """The history as a pandas frame: a row per evaluated round, protocol and split."""
+        return _notebook().history(self)
+
+    def plot(self, protocol: str | None = None) -> Any:
+        """Test accuracy over rounds as a matplotlib figure, by default of the first protocol."""
+        return Comparison([self]).plot(protocol)
 
 
 @dataclass(frozen=True)
@@ -101,9 +125,13 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several runs side by side."""
+    """Several runs side by side.
+
+    In a notebook it shows itself as a table per scenario; :meth:`plot` draws the methods over
+    rounds and :meth:`to_frame` gives one row per run and protocol to pandas.
+    """
 
     results: list[RunResult]
     failures: list[Failure] = field(default_factory=list)
@@ -117,15 +145,15 @@ class Comparison:
     @property
     def scenarios(self) -> list[str]:
         """Scenarios in order, each with what was changed of the registered one."""
-        return list(dict.fromkeys(r.config.place for r in self.results))
+        return list(dict.fromkeys(r.config.scenario_label for r in self.results))
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
         """Runs of one method in one scenario, by seed."""
-        return [r for r in self.results if (r.label, r.config.place) == (method, scenario)]
+        return [r for r in self.results if (r.label, r.config.scenario_label) == (method, scenario)]
 
     def protocols(self, scenario: str) -> list[str]:
         """Protocols of a scenario that at least one method has an answer to."""
-        runs = [r for r in self.results if r.config.place == scenario]
+        runs = [r for r in self.results if r.config.scenario_label == scenario]
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
     def cell(
@@ -146,3 +174,40 @@ class Comparison:
             if o is not None
         ]
         return Cell.of(values)
+
+    def __repr__(self) -> str:
+        seeds = len({r.config.seed for r in self.results})
+        counts = f"{len(self.methods)} methods, {len(self.scenarios)} scenarios, {seeds} seeds"
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"<{len(self.results)} runs: {counts}{failed}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: one table per scenario, means over seeds."""
+        return _notebook().comparison_tables(self)
+
+    def to_frame(self) -> Any:
+        """Selected rounds as a pandas frame: a row per run and protocol."""
+        return _notebook().selected(self)
+
+    def plot(self, protocol: str | None = None, scenario: str | None = None) -> Any:
+        """Accuracy over rounds of every method, as a matplotlib figure.
+
+        By default of the first scenario, and of the first protocol that somebody has a model for.
+        """
+        if not self.results:
+            raise ConfigError("there is no finished run to draw; finish one first")
+        scenario = _one_of("scenario", scenario, self.scenarios)
+        protocol = _one_of("protocol", protocol, self.protocols(scenario))
+        return optional.figures().curves(self, scenario, protocol)
+
+
+def _one_of(kind: str, wanted: str | None, known: Sequence[str]) -> str:
+    """The wanted one, or the first."""
+    if wanted is not None and wanted not in known:
+        raise UnknownNameError.of(f"{kind} of these runs", wanted, known)
+    return known[0] if wanted is None else wanted
+
+
+def _notebook() -> Any:
+    """The module that renders results, which itself is made of them: imported when asked."""
+    return import_module("fedshift.report.notebook")

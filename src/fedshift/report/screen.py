@@ -57,13 +57,14 @@ def _table(title: str, heads: Sequence[str]) -> Table:
 
 def detail(result: RunResult) -> RenderableType:
     """One run: every protocol at the three rounds, traffic, sharing, confounders."""
-    place, facts = result.config.scenario, result.summary
+    scenario, facts = result.config.scenario, result.summary
     head = Text(result.label, style="bold")
     head.append(
-        f"  in {result.config.place}, seed {facts['seed']}, {facts['rounds']} rounds\n", "not bold"
+        f"  in {result.config.scenario_label}, seed {facts['seed']}, {facts['rounds']} rounds\n",
+        "not bold",
     )
-    known = [p for p in place.protocols if p in facts["protocols"]]
-    missing = ", ".join(p for p in place.protocols if p not in known)
+    known = [p for p in scenario.protocols if p in facts["protocols"]]
+    missing = ", ".join(p for p in scenario.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
     if effect := facts.get("group-effect"):
         values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())

@@ -11,17 +11,9 @@ from typing import TypeVar
 from fedshift.report.results import Cell, Choice, Comparison, RunResult
 
 T = TypeVar("T")
-
-
 NONE = "\N{EN DASH}"
-
-
 CHOICES: tuple[Choice, ...] = ("selected", "last", "oracle")
-
-
 MEASURES = ("avg", "std", "all", "worst")
-
-
 RULES = {
     "validation": "round chosen on validation data",
     "last": "last round, nothing chosen",
@@ -95,7 +87,7 @@ def _row(
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
     """All runs in one scenario."""
-    return [r for r in comparison.results if r.config.place == scenario]
+    return [r for r in comparison.results if r.config.scenario_label == scenario]
 
 
 def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:

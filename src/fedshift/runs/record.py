@@ -11,20 +11,15 @@ from typing import Any
 
 from fedshift.base import tree
 from fedshift.base.errors import RunError
-from fedshift.base.files import (
-    read_json,
-    read_tensors,
-    readable_errors,
-    write_bytes,
-    write_json,
-    write_tensors,
-)
+from fedshift.base.files import read_json, readable_errors, write_bytes, write_json
+from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig, environment, parse_config
 from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
+from fedshift.runs.run_file import write_run_file
 
 Row = dict[str, Any]
 
@@ -76,7 +71,7 @@ class Record:
         if self.on_loss is not None:
             self.on_loss(lost)
 
-    def guaranteed(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
+    def note_privacy(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
         """Which privacy the run has given by the end of a round."""
         row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
         self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
@@ -123,6 +118,7 @@ class Record:
         """Write the configuration; fails before any training if the folder cannot be written."""
         if self.path is not None:
             write_json(self.path / "config.json", config_json(self.config, compute))
+            write_run_file(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
         """Close a round: append its lines, then put its checkpoint in place."""
@@ -232,7 +228,7 @@ def read_compute(path: Path | None) -> Compute | None:
 def read_config(path: Path) -> RunConfig:
     """The configuration of a run directory."""
     if not path.is_dir():
-        raise RunError(f"{path} is not a run directory; `fedshift run --out {path}` would make one")
+        raise RunError(f"{path} is not a run directory; check the path")
     return parse_config(read_json(path / "config.json"), str(path / "config.json"))
 
 

@@ -3,7 +3,7 @@
 ResNet-18 (ImageNet weights, bottleneck of 256), 224 px, resized crop, flip, jitter, grey, SGD 0.01
 with momentum 0.5, batch 64, 10 "epochs" of 20 iterations per round (5 on Rotated MNIST), 40 rounds;
 the target is scored as a whole. The paper does not state its selection (its code takes the best
-round on the target): validation here. Give the weights with ``--set backbone.pretrained=FILE``;
+round on the target): validation here. Give the weights with ``backbone.pretrained=FILE``;
 without them the net starts from scratch.
 """
 
@@ -15,17 +15,9 @@ from fedshift.data.dealing.splits import AllTest, PerClass
 from fedshift.scenarios.papers import leave_out, of_paper
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
-
-
 VLCS = ("caltech101", "labelme", "sun09", "voc2007")
-
-
 HOME = ("amazon", "webcam", "caltech", "art", "clipart", "product", "real_world")
-
-
 ANGLES = tuple(f"deg{angle}" for angle in range(0, 76, 15))
-
-
 COMMON: dict[str, Any] = {
     "split": PerClass(),
     "unseen_split": AllTest(),
@@ -35,8 +27,6 @@ COMMON: dict[str, Any] = {
     "momentum": 0.5,
     "protocols": ("unseen",),
 }
-
-
 IMAGES: dict[str, Any] = {
     "data_options": {"size": 224},
     "pixels": "imagenet",
@@ -45,11 +35,7 @@ IMAGES: dict[str, Any] = {
     "backbone_options": {"bottleneck": 256},
     "steps": 200,
 }
-
-
 MNIST: dict[str, Any] = {"pixels": "unit", "backbone": "mnist-cnn", "steps": 100}
-
-
 SMALL_IMAGES: dict[str, Any] = {
     "data_options": {"size": 32},
     "backbone_options": {"width": 0.25, "stem": "small", "bottleneck": 64},
@@ -58,8 +44,6 @@ SMALL_IMAGES: dict[str, Any] = {
     "batch_size": 16,
     "evaluate_every": 4,
 }
-
-
 SMALL_MNIST: dict[str, Any] = {"rounds": 10, "steps": 20, "batch_size": 32, "evaluate_every": 5}
 
 

@@ -20,9 +20,9 @@ def digits() -> Scenario:
         batch_size=16,
         lr=0.05,
         protocols=("personal", "global", "unseen", "unseen-adapted"),
-        newcomer="mean",
+        private_at_new_site="mean",
         evaluate_every=3,
-        grants=("client_val", "domain_ids", "server_unlabelled"),
+        allow=("client_val", "domain_ids", "server_unlabelled"),
     )
 
 

@@ -2,7 +2,7 @@
 
 ResNet-10 from scratch, crop and flip, ImageNet normalisation, SGD 0.01 with momentum 0.9 and weight
 decay 1e-5, batch 64, 10 epochs, 100 rounds. Their code flips digits too; here they are not flipped
-(``--set scenario.augment=f2dc`` does). Their selection is not stated: validation here.
+(``scenario.augment=f2dc`` does). Their selection is not stated: validation here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,8 @@ from fedshift.data.dealing.splits import EveryTenth, Given
 from fedshift.scenarios.papers import of_paper
 
 DIGITS = F2DC(clients={"mnist": 3, "usps": 6, "svhn": 6, "syn": 5}, percent=1.0)
-
-
 OFFICE = F2DC(clients={"caltech": 3, "amazon": 2, "webcam": 2, "dslr": 3}, percent=20.0)
-
-
 PACS = F2DC(clients={"photo": 2, "art_painting": 3, "cartoon": 2, "sketch": 3}, percent=30.0)
-
-
 COMMON: dict[str, Any] = {
     "pixels": "imagenet",
     "backbone": "resnet10",
@@ -33,8 +27,6 @@ COMMON: dict[str, Any] = {
     "weight_decay": 1e-5,
     "protocols": ("global",),
 }
-
-
 LAPTOP: dict[str, Any] = {
     "data_options": {"size": 32},
     "backbone_options": {"width": 0.25},

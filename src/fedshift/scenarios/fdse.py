@@ -12,14 +12,8 @@ from fedshift.data.dealing.splits import Random
 from fedshift.scenarios.papers import of_paper
 
 PACS = ("photo", "art_painting", "cartoon", "sketch")
-
-
 OFFICE = ("caltech", "amazon", "dslr", "webcam")
-
-
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-
-
 COMMON: dict[str, Any] = {
     "data_options": {"size": 256},
     "split": Random(),
@@ -32,8 +26,6 @@ COMMON: dict[str, Any] = {
     "lr_decay": 0.998,
     "protocols": ("personal",),
 }
-
-
 LAPTOP: dict[str, Any] = {
     "data_options": {"size": 64},
     "backbone_options": {"width": 0.25},

@@ -3,7 +3,7 @@
 Ten clients, all in every round, 50 local steps, SGD 0.001 (MNIST) or 0.01, batch 64 or 32, inputs
 in [0, 1], nets without BatchNorm, 20 % of the training data held out; scored on the whole test set
 at every angle. Their figure is the mean of the five best test rounds, an oracle: validation here.
-CIFAR's two sets are each other's proxy; a method sees it only with --grant public_set.
+CIFAR's two sets are each other's proxy; a method sees it only if public_set is allowed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from fedshift.data.dealing.splits import Given
 from fedshift.scenarios.papers import of_paper
 
 ANGLES = tuple(f"deg{angle}" for angle in range(0, 136, 15))
-
-
 PACS = ("photo", "art_painting", "cartoon", "sketch")
-
-
 COMMON: dict[str, Any] = {
     "split": Given(val=0.2),
     "pixels": "unit",
@@ -32,16 +28,12 @@ COMMON: dict[str, Any] = {
     "weights": "uniform",
     "protocols": ("global",),
 }
-
-
 LAPTOP: dict[str, Any] = {
     "backbone_options": {"width": 0.25},
     "rounds": 12,
     "steps": 10,
     "evaluate_every": 4,
 }
-
-
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 
 

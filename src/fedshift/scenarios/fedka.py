@@ -13,14 +13,8 @@ from fedshift.data.dealing.splits import AllTest
 from fedshift.scenarios.papers import leave_out, of_paper
 
 DIGITS = ("mnist", "mnist_m", "syn", "svhn", "usps")
-
-
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
-
-
 AMAZON = ("books", "dvd", "electronics", "kitchen")
-
-
 COMMON: dict[str, Any] = {
     "unseen_split": AllTest(),
     "pixels": "unit",
@@ -32,13 +26,9 @@ COMMON: dict[str, Any] = {
     "protocols": ("unseen",),
     "analyses": ("group-effect",),
     "selection": "oracle",
-    "grants": ("client_val", "domain_ids", "server_unlabelled"),
+    "allow": ("client_val", "domain_ids", "server_unlabelled"),
 }
-
-
 IMAGES: dict[str, Any] = {"data_options": {"size": 28}, "backbone": "fedka-cnn", "steps": 32}
-
-
 TEXTS: dict[str, Any] = {"data_options": {"form": "minilm384"}, "backbone": "mlp", "steps": 8}
 
 

@@ -12,16 +12,16 @@ from fedshift.engine.visit import Worker
 class InProcess:
     """Visits the sites one after another on one resident net."""
 
-    borrows = 1  # the next visit reuses the net
-    examines = True
+    reply_lifetime = 1  # the next visit reuses the net
+    checks_finite = True
 
     def __init__(self, worker: Worker, *, lenient: bool = False) -> None:
         self.worker, self.store = worker, worker.store
         self.lenient = lenient  # whether a visit that fails is a loss, or ends the run
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies in the order of the mail, each as soon as it is there."""
-        for message in mail:
+        for message in messages:
             yield self.visit(message)
 
     def visit(self, message: Broadcast) -> Update | Lost:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedshift.base.errors import FedshiftError, RunError
-from fedshift.base.process import keep_memory, work_in_batches
+from fedshift.base.process import tune_process
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Lost, Message, Update
@@ -33,12 +33,10 @@ from fedshift.engine import federation
 from fedshift.engine.build import Plan
 from fedshift.engine.compute import Compute
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
-from fedshift.transports.shared_memory import Reader, Where, Writer
+from fedshift.transports.shared_memory import Reader, TensorLocation, Writer
 
-AHEAD = 2  # messages that a worker may hold, so that it never waits for the server
-
-
-Layout = list[dict[str, Where]]  # where each entry lies, by section
+QUEUED = 2  # messages that a worker may hold, so that it never waits for the server
+SectionLocations = list[dict[str, TensorLocation]]  # where each entry lies, by section
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,18 @@ class Start:
     config: RunConfig
     method: Method
     store: StateStore
-    data: dict[str, tuple[dict[str, Where], tuple[str, ...]]]  # domain -> tensors, classes
+    data: dict[str, tuple[dict[str, TensorLocation], tuple[str, ...]]]  # domain -> tensors, classes
     options: str
     compute: Compute
 
 
 @dataclass
-class Desk:
+class WorkerProcess:
     """The server's end of one worker process."""
 
     process: Any
-    line: Connection
-    post: Line
+    connection: Connection
+    pipe: TensorPipe
     writers: list[Writer]
     clients: deque[str]  # whose mail it holds
     needs_script: bool  # whether it has run the caller's script
@@ -69,8 +67,10 @@ class Desk:
 class Pool:
     """As many processes as ``plan.workers``; each visits one site at a time."""
 
-    borrows = 2  # a worker has a block for each message it may hold, and for two replies more
-    examines = True
+    reply_lifetime = (
+        2  # a worker has a block for each message it may hold, and for two replies more
+    )
+    checks_finite = True
 
     def __init__(self, plan: Plan) -> None:
         end_if_repeated()
@@ -78,7 +78,7 @@ class Pool:
         kept = Path(self._folder.name)
         self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
         self._common, self._data, self._reader = Writer(), Writer(), Reader()
-        self._desks: list[Desk] = []
+        self._workers: list[WorkerProcess] = []
         self._lenient = plan.policy.lenient
         start = start_of(plan, self.store, self._data)
         context, needed = _context(), needs_script(start)
@@ -88,52 +88,52 @@ class Pool:
             with without_script(unless=needed):
                 process.start()
             there.close()
-            writers = [Writer() for _ in range(AHEAD)]
-            post = Line(here, self._reader)
-            self._desks.append(Desk(process, here, post, writers, deque(), needed))
-        for desk in self._desks:
-            self._receive(desk)
+            writers = [Writer() for _ in range(QUEUED)]
+            pipe = TensorPipe(here, self._reader)
+            self._workers.append(WorkerProcess(process, here, pipe, writers, deque(), needed))
+        for worker in self._workers:
+            self._receive(worker)
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies as they arrive, each before the worker's next one is overwritten."""
-        waiting = deque(mail)
-        common = self._write_common(mail)
-        ahead = AHEAD if len(mail) >= 2 * AHEAD * len(self._desks) else 1
-        for _ in range(ahead):
-            for desk in self._desks:
-                self._send(desk, waiting, common)
+        waiting = deque(messages)
+        common = self._write_common(messages)
+        queued = QUEUED if len(messages) >= 2 * QUEUED * len(self._workers) else 1
+        for _ in range(queued):
+            for worker in self._workers:
+                self._send(worker, waiting, common)
         failed: dict[str, FedshiftError] = {}
-        while busy := [desk for desk in self._desks if desk.clients]:
-            ready = wait([desk.line for desk in busy])
-            for desk in [d for d in busy if d.line in ready]:
-                client = desk.clients[0]
-                answer = self._answer(desk, mail[0])
+        while busy := [worker for worker in self._workers if worker.clients]:
+            ready = wait([worker.connection for worker in busy])
+            for worker in [d for d in busy if d.connection in ready]:
+                client = worker.clients[0]
+                answer = self._answer(worker, messages[0])
                 if isinstance(answer, FedshiftError):
                     failed[client] = answer
-                    desk.clients.clear()
+                    worker.clients.clear()
                     waiting.clear()
                     continue
-                self._send(desk, waiting, common)
+                self._send(worker, waiting, common)
                 yield answer
-        for message in mail:  # the first in the order of the mail, as in process
+        for message in messages:  # the first in the order of the mail, as in process
             if message.client in failed:
                 raise failed[message.client]
 
-    def _answer(self, desk: Desk, task: Broadcast) -> Update | Lost | FedshiftError:
+    def _answer(self, worker: WorkerProcess, task: Broadcast) -> Update | Lost | FedshiftError:
         """What a worker has sent; a visit that failed is a loss if the run may outlive it."""
-        client = desk.clients[0]
+        client = worker.clients[0]
         try:
-            scalars, sections = self._receive(desk)
+            scalars, sections = self._receive(worker)
         except FedshiftError as error:
-            if not self._lenient or not desk.process.is_alive():
+            if not self._lenient or not worker.process.is_alive():
                 return error
-            desk.clients.popleft()
+            worker.clients.popleft()
             return Lost(client, task.task, task.round, str(error))
         return Update(**scalars, **sections)
 
-    def _write_common(self, mail: Sequence[Broadcast]) -> Places:
+    def _write_common(self, messages: Sequence[Broadcast]) -> Locations:
         """What several messages carry, written once."""
-        trees = [tree for message in mail for tree in message.sections()]
+        trees = [tree for message in messages for tree in message.sections()]
         held = Counter(map(id, trees))  # messages that hold the very same tree, as most do
         distinct = {id(tree): tree for tree in trees}
         seen: Counter[int] = Counter()
@@ -141,41 +141,41 @@ class Pool:
             for tensor in tree.values():
                 seen[id(tensor)] += held[id(tree)]
         everything = (tensor for tree in distinct.values() for tensor in tree.values())
-        places = Places(self._common.write({id(t): t for t in everything if seen[id(t)] > 1}))
+        locations = Locations(self._common.write({id(t): t for t in everything if seen[id(t)] > 1}))
         for tree in distinct.values():
-            if all(id(tensor) in places.of for tensor in tree.values()):
-                places.trees[id(tree)] = places.layout(tree)
-        return places
+            if all(id(tensor) in locations.of for tensor in tree.values()):
+                locations.trees[id(tree)] = locations.layout(tree)
+        return locations
 
-    def _send(self, desk: Desk, waiting: deque[Broadcast], common: Places) -> None:
+    def _send(self, worker: WorkerProcess, waiting: deque[Broadcast], common: Locations) -> None:
         if not waiting:
             return
         message = waiting.popleft()
-        slot = desk.sent % len(desk.writers)
+        slot = worker.sent % len(worker.writers)
         rest = [tree for tree in message.sections() if id(tree) not in common.trees]
         own = {id(t): t for tree in rest for t in tree.values() if id(t) not in common.of}
-        desk.clients.append(message.client)
-        desk.sent += 1
-        with _alive(desk):
-            desk.post.send(slot, message, common.with_(desk.writers[slot].write(own)))
+        worker.clients.append(message.client)
+        worker.sent += 1
+        with _alive(worker):
+            worker.pipe.send(slot, message, common.with_(worker.writers[slot].write(own)))
 
-    def _receive(self, desk: Desk) -> Any:
-        with _alive(desk):
-            answer = desk.post.receive()
+    def _receive(self, worker: WorkerProcess) -> Any:
+        with _alive(worker):
+            answer = worker.pipe.receive()
         if isinstance(answer, BaseException):
             raise answer
-        if desk.clients:
-            desk.clients.popleft()
+        if worker.clients:
+            worker.clients.popleft()
         return answer
 
     def close(self) -> None:
         """Let the processes end by themselves."""
-        for desk in self._desks:
-            desk.line.close()
-        for desk in self._desks:
-            desk.process.join(5)
-            desk.process.kill()
-            for writer in desk.writers:
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(5)
+            worker.process.kill()
+            for writer in worker.writers:
                 writer.close()
         self._common.close()
         self._data.close()
@@ -183,15 +183,15 @@ class Pool:
 
 
 @contextmanager
-def _alive(desk: Desk) -> Iterator[None]:
+def _alive(worker: WorkerProcess) -> Iterator[None]:
     """Say whose worker it was if its line breaks."""
     try:
         yield
     except (EOFError, ConnectionError):
-        desk.process.join(5)
-        whose = f"the worker of client {desk.clients[0]}" if desk.clients else "a new worker"
-        why = why_ended(needed_script=desk.needs_script and not desk.clients)
-        raise RunError(f"{whose} ended (exit code {desk.process.exitcode}); {why}") from None
+        worker.process.join(5)
+        whose = f"the worker of client {worker.clients[0]}" if worker.clients else "a new worker"
+        why = why_ended(needed_script=worker.needs_script and not worker.clients)
+        raise RunError(f"{whose} ended (exit code {worker.process.exitcode}); {why}") from None
 
 
 def _context() -> Any:
@@ -204,23 +204,23 @@ def _context() -> Any:
 
 
 @dataclass
-class Places:
+class Locations:
     """Where tensors lie, and those of whole trees, by identity."""
 
-    of: dict[int, Where]
-    trees: dict[int, dict[str, Where]] = field(default_factory=dict)
+    of: dict[int, TensorLocation]
+    trees: dict[int, dict[str, TensorLocation]] = field(default_factory=dict)
 
-    def layout(self, tree: Tree) -> dict[str, Where]:
+    def layout(self, tree: Tree) -> dict[str, TensorLocation]:
         """Where each entry of a tree lies."""
         known = self.trees.get(id(tree))
         return {k: self.of[id(t)] for k, t in tree.items()} if known is None else known
 
-    def with_(self, more: dict[int, Where]) -> Places:
+    def with_(self, more: dict[int, TensorLocation]) -> Locations:
         """Beside these, others."""
-        return Places(self.of | more, self.trees) if more else self
+        return Locations(self.of | more, self.trees) if more else self
 
 
-class Line:
+class TensorPipe:
     """Messages over a connection whose tensors lie in shared memory.
 
     Where they lie seldom changes from one message in a slot to the next: then it is not said again,
@@ -229,12 +229,12 @@ class Line:
 
     def __init__(self, connection: Connection, reader: Reader) -> None:
         self.connection, self.reader = connection, reader
-        self._said: dict[int, Layout] = {}  # by slot
+        self._said: dict[int, SectionLocations] = {}  # by slot
         self._views: dict[int, list[Tree]] = {}
 
-    def send(self, slot: int, message: Message, places: Places) -> None:
+    def send(self, slot: int, message: Message, locations: Locations) -> None:
         """Say a message's scalars, and where its tensors lie."""
-        layout = [places.layout(tree) for tree in message.sections()]
+        layout = [locations.layout(tree) for tree in message.sections()]
         news = None if self._said.get(slot) == layout else layout
         self._said[slot] = layout
         self.connection.send((message.scalars(), slot, news))
@@ -250,62 +250,61 @@ class Line:
         return scalars, dict(zip(Message.SECTIONS, map(dict, self._views[slot]), strict=True))
 
 
-def serve(line: Connection, start: Start) -> None:
+def serve(connection: Connection, start: Start) -> None:
     """The worker process: answer mail until the line is closed."""
     torch.set_num_threads(1)
-    keep_memory()
-    work_in_batches()
+    tune_process(worker=True)
     reader = Reader()
-    writers = [Writer() for _ in range(AHEAD + Pool.borrows)]
+    writers = [Writer() for _ in range(QUEUED + Pool.reply_lifetime)]
     try:
         worker = open_plan(start, reader).worker()
-        line.send("ready")
-        post = Line(line, reader)
+        connection.send("ready")
+        pipe = TensorPipe(connection, reader)
         for turn in range(sys.maxsize):
-            scalars, sections = post.receive()
+            scalars, sections = pipe.receive()
             try:
                 reply = worker.visit(Broadcast(**scalars, **sections))
             except FedshiftError as error:
-                line.send(error)
+                connection.send(error)
                 continue
             slot = turn % len(writers)
             tensors = {id(t): t for tree in reply.sections() for t in tree.values()}
-            post.send(slot, reply, Places(writers[slot].write(tensors)))
+            pipe.send(slot, reply, Locations(writers[slot].write(tensors)))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except FedshiftError as error:
-        line.send(error)
+        connection.send(error)
     except Exception as error:  # whatever it is, the server has to hear of it
-        line.send(RunError(f"a worker process failed: {type(error).__name__}: {error}"))
+        connection.send(RunError(f"a worker process failed: {type(error).__name__}: {error}"))
 
 
 def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
     """What another process needs; the scenario's data go where it can see them."""
-    place = plan.config.scenario
-    stores = federation.stored(place)
+    scenario = plan.config.scenario
+    stores = federation.stored(scenario)
     flat = {
         (name, which): getattr(domain, which)
         for name, domain in stores.items()
         for which in ("x", "y", "split")
     }
     keys = dict(enumerate(flat))
-    wheres = writer.write({i: flat[key] for i, key in keys.items()})
-    data: dict[str, tuple[dict[str, Where], tuple[str, ...]]] = {
+    locations = writer.write({i: flat[key] for i, key in keys.items()})
+    data: dict[str, tuple[dict[str, TensorLocation], tuple[str, ...]]] = {
         name: ({}, domain.classes) for name, domain in stores.items()
     }
     for i, (name, which) in keys.items():
-        data[name][0][which] = wheres[i]
-    options = federation.options_of(place)
+        data[name][0][which] = locations[i]
+    options = federation.options_of(scenario)
     return Start(plan.config, plan.method, store, data, options, plan.compute)
 
 
 def open_plan(start: Start, reader: Reader) -> Plan:
     """The same federation as the server's, around data in shared memory."""
-    place = start.config.scenario
+    scenario = start.config.scenario
     domains = {
-        name: Domain(name, classes=classes, **reader.read_tree(wheres))
-        for name, (wheres, classes) in start.data.items()
+        name: Domain(name, classes=classes, **reader.read_tree(locations))
+        for name, (locations, classes) in start.data.items()
     }
-    loaded.adopt(place.data, start.options, domains)
-    made = federation.federate(place, start.config.seed)
+    loaded.adopt(scenario.data, start.options, domains)
+    made = federation.federate(scenario, start.config.seed)
     return Plan(start.config, start.method, made, start.store, compute=start.compute)

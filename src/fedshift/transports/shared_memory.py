@@ -19,7 +19,7 @@ from fedshift.base.tree import Tree
 ALIGNED = 64  # bytes, a cache line
 
 
-class Where(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where a tensor lies; small enough to send along with every message."""
 
     writer: str
@@ -40,10 +40,10 @@ class Writer:
         self.path, self.size = "", 0
         self._file: int | None = None
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []  # of what was written last
-        self._wheres: list[Where] = []
+        self._locations: list[TensorLocation] = []
         self._views: list[Tensor] = []
 
-    def write(self, tensors: Mapping[int, Tensor]) -> dict[int, Where]:
+    def write(self, tensors: Mapping[int, Tensor]) -> dict[int, TensorLocation]:
         """Copy tensors into the block; the same keys, where each of them lies."""
         kinds = [(tensor.shape, tensor.dtype) for tensor in tensors.values()]
         if kinds != self._kinds:
@@ -52,21 +52,25 @@ class Writer:
         filled = [tensor.detach() for tensor in tensors.values() if tensor.numel()]
         if filled:
             torch._foreach_copy_(self._views, filled)
-        return dict(zip(tensors, self._wheres, strict=True))
+        return dict(zip(tensors, self._locations, strict=True))
 
     def _arrange(self, tensors: list[Tensor]) -> None:
         """Give each tensor its place in the block."""
-        places, end = [], 0
+        offsets, end = [], 0
         for tensor in tensors:
-            places.append(end)
+            offsets.append(end)
             end += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
         if end > self.size:
             self._grow(end)
-        self._wheres = [
-            Where(self.name, self.path, self.size, place, tuple(tensor.shape), tensor.dtype)
-            for place, tensor in zip(places, tensors, strict=True)
+        self._locations = [
+            TensorLocation(
+                self.name, self.path, self.size, offset, tuple(tensor.shape), tensor.dtype
+            )
+            for offset, tensor in zip(offsets, tensors, strict=True)
         ]
-        self._views = [_view(self._memory, where) for where in self._wheres if 0 not in where.shape]
+        self._views = [
+            _view(self._memory, location) for location in self._locations if 0 not in location.shape
+        ]
 
     def _grow(self, size: int) -> None:
         self.close()
@@ -94,25 +98,25 @@ class Reader:
     def __init__(self) -> None:
         self._blocks: dict[str, tuple[int, mmap.mmap]] = {}  # by writer, with the size
 
-    def read(self, where: Where) -> Tensor:
+    def read(self, location: TensorLocation) -> Tensor:
         """The tensor in place, valid until its writer writes again."""
-        if 0 in where.shape:
-            return torch.empty(where.shape, dtype=where.dtype)
-        size, block = self._blocks.get(where.writer, (0, None))
-        if block is None or size != where.size:
-            with Path(where.path).open("r+b") as file:
-                block = mmap.mmap(file.fileno(), where.size)
-            self._blocks[where.writer] = (where.size, block)
-        return _view(block, where)
+        if 0 in location.shape:
+            return torch.empty(location.shape, dtype=location.dtype)
+        size, block = self._blocks.get(location.writer, (0, None))
+        if block is None or size != location.size:
+            with Path(location.path).open("r+b") as file:
+                block = mmap.mmap(file.fileno(), location.size)
+            self._blocks[location.writer] = (location.size, block)
+        return _view(block, location)
 
-    def read_tree(self, entries: Mapping[str, Where]) -> Tree:
+    def read_tree(self, entries: Mapping[str, TensorLocation]) -> Tree:
         """Every entry in place."""
-        return {name: self.read(where) for name, where in entries.items()}
+        return {name: self.read(location) for name, location in entries.items()}
 
 
-def _view(memory: mmap.mmap, where: Where) -> Tensor:
+def _view(memory: mmap.mmap, location: TensorLocation) -> Tensor:
     count = 1
-    for side in where.shape:
+    for side in location.shape:
         count *= side
-    flat = torch.frombuffer(memory, dtype=where.dtype, count=count, offset=where.offset)
-    return flat.view(where.shape)
+    flat = torch.frombuffer(memory, dtype=location.dtype, count=count, offset=location.offset)
+    return flat.view(location.shape)

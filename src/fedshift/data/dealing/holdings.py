@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Table:
+class Holdings:
     """How many training rows of each domain and class each client holds."""
 
     clients: tuple[str, ...]
@@ -30,7 +30,7 @@ class Table:
         return bool(((self.counts.sum(2) > 0).sum(1) > 1).any())
 
 
-def table(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Table:
+def count_holdings(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Holdings:
     """Count rows by client, domain and class."""
     names = tuple(domains)
     classes = max((domain.classes for domain in domains.values()), key=len)
@@ -39,4 +39,4 @@ def table(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Table:
         for name, rows in share.rows.items():
             labels = domains[name].y[rows].numpy()
             counts[i, names.index(name)] = np.bincount(labels, minlength=len(classes))
-    return Table(tuple(share.client for share in shares), names, classes, counts)
+    return Holdings(tuple(share.client for share in shares), names, classes, counts)

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from fedshift.base import seeds
 from fedshift.base.errors import DataError
-from fedshift.data.dealing.shares import Ints, Plan, Positive, Share, Training
+from fedshift.data.dealing.shares import Ints, PartitionRule, Positive, Share, Training
 
 
-class Skewed(Plan):
+class Skewed(PartitionRule):
     """Common part of the label skews: ``clients`` in each domain, or over all of them."""
 
     clients: Positive  # per domain if within="domain", in all otherwise

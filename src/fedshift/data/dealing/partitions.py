@@ -14,13 +14,13 @@ from torch import Tensor
 from fedshift.base import seeds
 from fedshift.base.errors import DataError
 from fedshift.data.dealing.label_skew import Dirichlet, Pathological, SequentialDirichlet
-from fedshift.data.dealing.shares import Ints, Plan, Positive, Share, Training, training
+from fedshift.data.dealing.shares import Ints, PartitionRule, Positive, Share, Training, training
 from fedshift.data.samples import Domain
 
 Percent = Annotated[float, Field(gt=0, le=100)]
 
 
-class Even(Plan):
+class Even(PartitionRule):
     """Common part of `per-domain` and `pooled`: each domain dealt evenly to its own clients.
 
     Every prefix of a domain's order has its classes as even as they come, so that a client of
@@ -71,7 +71,7 @@ class Pooled(Even):
         return [Share("pooled", "pooled", rows)]
 
 
-class F2DC(Plan):
+class F2DC(PartitionRule):
     """A number of clients per domain, each with a percentage of the domain's training set (F2DC).
 
     A client gets int(n * percent / 100) rows, no row twice. ``allocation="random"`` keeps the
@@ -112,7 +112,7 @@ class F2DC(Plan):
         return out
 
 
-class Heterogeneity(Plan):
+class Heterogeneity(PartitionRule):
     """A knob between one domain per client and every domain at every client (FedDG_Benchmark).
 
     Client c gets n_d * (lam / N + (1 - lam) * h[c, d]) rows of domain d, rounded so that none is
@@ -139,7 +139,7 @@ class Heterogeneity(Plan):
         return train.numbered([np.concatenate(parts) for parts in held])
 
 
-class ClassHalves(Plan):
+class ClassHalves(PartitionRule):
     """Two clients per domain, one with the first half of the classes, one with the rest.
 
     FedDebias on PACS: classes 0-3 and 4-6 of four domains make eight clients. Draws nothing.
@@ -159,11 +159,7 @@ class ClassHalves(Plan):
 
 
 DomainSkew = PerDomain | Pooled | F2DC | Heterogeneity | ClassHalves
-
-
 LabelSkew = Dirichlet | SequentialDirichlet | Pathological
-
-
 Partition = Annotated[DomainSkew | LabelSkew, Field(discriminator="kind")]
 
 
@@ -235,8 +231,8 @@ def _homes(sizes: Ints, clients: int) -> npt.NDArray[np.float64]:
         for d in np.argsort(-sizes, kind="stable"):
             out[(out @ sizes).argmin(), d] = 1
         return out
-    at_home = np.ones(len(sizes), np.int64)
+    scored_at_sites = np.ones(len(sizes), np.int64)
     for _ in range(clients - len(sizes)):
-        at_home[(sizes / at_home).argmax()] += 1
-    out[np.arange(clients), np.repeat(np.arange(len(sizes)), at_home)] = 1
-    return out / at_home
+        scored_at_sites[(sizes / scored_at_sites).argmax()] += 1
+    out[np.arange(clients), np.repeat(np.arange(len(sizes)), scored_at_sites)] = 1
+    return out / scored_at_sites

@@ -16,11 +16,7 @@ from fedshift.base.errors import ConfigError, DataError
 from fedshift.data.samples import Domain
 
 Positive = Annotated[int, Field(ge=1)]
-
-
 Ints = npt.NDArray[np.int64]
-
-
 Number = TypeVar("Number", int, float)
 
 
@@ -100,7 +96,7 @@ def training(domains: Mapping[str, Domain], splits: Mapping[str, Tensor]) -> Tra
     )
 
 
-class Plan(BaseModel):
+class PartitionRule(BaseModel):
     """What all partitions have in common: immutable, and no key that we do not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

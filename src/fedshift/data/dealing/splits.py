@@ -14,11 +14,7 @@ from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
 
 TRAIN, VAL, TEST = 0, 1, 2
-
-
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
 Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
@@ -18,52 +17,49 @@ from typing import Any
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
 from fedshift.base.files import home, write_json
+from fedshift.base.logs import warn_once
 from fedshift.base.settings import convert
-from fedshift.data.catalogue import CARDS, Card, Recipe
+from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
 from fedshift.data.library.prepare import Report, load, prepare, read_about, store_of
 from fedshift.data.registry import DATASETS, register_dataset
 from fedshift.data.samples import Domain
 
 Domains = Mapping[str, Domain]
-
-
-Recipes = Callable[..., Recipe]
-
-
+Variants = Callable[..., Variant]
 FORMS = ("minilm384", "bow5000", "text")
 
 
-def images(card: Card) -> Recipes:
+def images(card: DatasetCard) -> Variants:
     """Options of images that may be resized."""
 
-    def recipe(size: int | None = card.size) -> Recipe:
-        return Recipe(whole("size", size))
+    def variant(size: int | None = card.size) -> Variant:
+        return Variant(whole("size", size))
 
-    return recipe
+    return variant
 
 
-def chosen_classes(card: Card) -> Recipes:
+def chosen_classes(card: DatasetCard) -> Variants:
     """Options of images of some classes, separated by commas."""
 
-    def recipe(size: int | None = None, only: str = ",".join(card.class_names)) -> Recipe:
-        return Recipe(whole("size", size), only=words(only))
+    def variant(size: int | None = None, only: str = ",".join(card.class_names)) -> Variant:
+        return Variant(whole("size", size), only=words(only))
 
-    return recipe
+    return variant
 
 
-def rotated(card: Card) -> Recipes:
+def rotated(card: DatasetCard) -> Variants:
     """Options of one domain at several angles, in degrees, separated by commas.
 
     ``disjoint`` gives each training image to one angle; otherwise all angles have the same.
     """
     csac = card.name == "rotated-mnist"
 
-    def recipe(
+    def variant(
         size: int | None = None,
         angles: str = ",".join(map(str, card.angles)),
         per_class: int | None = 100 if csac else None,
         disjoint: bool = not csac,
-    ) -> Recipe:
+    ) -> Variant:
         try:
             degrees = tuple(int(angle) for angle in words(angles))
         except ValueError:
@@ -71,15 +67,17 @@ def rotated(card: Card) -> Recipes:
         if len(set(degrees)) < len(degrees) or not degrees:
             raise ConfigError(f"angles is {angles!r}; name at least one, each once")
         count = whole("per_class", per_class)
-        return Recipe(whole("size", size), angles=degrees, per_class=count, disjoint=bool(disjoint))
+        return Variant(
+            whole("size", size), angles=degrees, per_class=count, disjoint=bool(disjoint)
+        )
 
-    return recipe
+    return variant
 
 
-def reviews(_card: Card) -> Recipes:
+def reviews(_card: DatasetCard) -> Variants:
     """Options of vectors that come in several forms, or that an encoder of yours makes of texts."""
 
-    def recipe(form: str = FORMS[0], encoder: str = "") -> Recipe:
+    def variant(form: str = FORMS[0], encoder: str = "") -> Variant:
         if form not in FORMS:
             raise UnknownNameError.of("form of amazon-review", form, FORMS)
         if (form == "text") != bool(encoder):
@@ -89,18 +87,18 @@ def reviews(_card: Card) -> Recipes:
             )
         if encoder and not Path(encoder).is_file():
             raise ConfigError(f"encoder {encoder} does not exist; give a Python file")
-        return Recipe(form=form, encoder=encoder)
+        return Variant(form=form, encoder=encoder)
 
-    return recipe
+    return variant
 
 
-def by_site(_card: Card) -> Recipes:
+def by_site(_card: DatasetCard) -> Variants:
     """Options of one domain per site, or per each of the largest ``sites``."""
 
-    def recipe(size: int | None = None, sites: int | None = None) -> Recipe:
-        return Recipe(whole("size", size), sites=whole("sites", sites))
+    def variant(size: int | None = None, sites: int | None = None) -> Variant:
+        return Variant(whole("size", size), sites=whole("sites", sites))
 
-    return recipe
+    return variant
 
 
 def whole(name: str, value: float | str | None) -> int | None:
@@ -121,7 +119,7 @@ def words(value: str | Sequence[Any]) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def recipes(card: Card) -> Recipes:
+def variants(card: DatasetCard) -> Variants:
     """The function whose parameters are a dataset's options."""
     if card.base:
         return rotated(card)
@@ -132,36 +130,36 @@ def recipes(card: Card) -> Recipes:
     return images(card) if card.domains else by_site(card)
 
 
-def recipe_of(card: Card, options: Mapping[str, Any]) -> Recipe:
+def variant_of(card: DatasetCard, options: Mapping[str, Any]) -> Variant:
     """The recipe for options that may be text, as on a command line."""
-    known = inspect.signature(recipes(card)).parameters
+    known = inspect.signature(variants(card)).parameters
     for key in options:
         if key not in known:
             raise UnknownNameError.of(f"option of dataset {card.name!r}", key, known)
-    return recipes(card)(**{k: convert(k, v, known[k].default) for k, v in options.items()})
+    return variants(card)(**{k: convert(k, v, known[k].default) for k, v in options.items()})
 
 
-def register(card: Card) -> None:
+def register(card: DatasetCard) -> None:
     """Make a card a dataset of the registry, with the options of its recipe."""
 
-    @wraps(recipes(card))  # the signature
+    @wraps(variants(card))  # the signature
     def build(**options: Any) -> Domains:
-        return load(card, recipe_of(card, options))
+        return load(card, variant_of(card, options))
 
     build.__doc__ = f"{card.summary[0].upper()}{card.summary[1:]}."
     register_dataset(card.name)(build)
 
 
-def own_cards() -> dict[str, Card]:
+def own_cards() -> dict[str, DatasetCard]:
     """Cards of your own data, from FEDSHIFT_HOME/own."""
     cards = {}
     for path in sorted((home() / "own").glob("*.json")):
         try:
             found = json.loads(path.read_text())
             lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-            card = Card(**(found | lists))
+            card = DatasetCard(**(found | lists))
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            warnings.warn(f"{path} is not a card ({error}); add the data again", stacklevel=2)
+            warn_once(f"{path} is not a card ({error}); add the data again")
             continue
         cards[card.name] = card
     return cards
@@ -174,9 +172,9 @@ def own_datasets() -> list[str]:
     return list(own_cards())
 
 
-def card_of(name: str) -> Card:
+def card_of(name: str) -> DatasetCard:
     """A card of the table or of your own."""
-    cards = dict(CARDS) | own_cards()
+    cards = dict(CATALOGUE) | own_cards()
     if name not in cards:
         raise UnknownNameError.of("dataset", name, cards)
     return cards[name]
@@ -188,18 +186,20 @@ def add(
     *,
     size: int | None = None,
     columns: tuple[str, str] = ("label", "domain"),
-) -> tuple[Card, Report]:
+) -> tuple[DatasetCard, Report]:
     """Prepare your own images or vectors as the dataset ``name``; known by it from then on."""
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or name == "own":
         raise ConfigError(f"{name!r} cannot be a dataset's name; use letters, digits and hyphens")
     taken = DATASETS.entries().get(name)
-    if name in CARDS or (taken and taken.build.__module__ != __name__):
+    if name in CATALOGUE or (taken and taken.build.__module__ != __name__):
         raise ConfigError(f"a dataset is called {name!r} already; choose another name")
     if not path.exists():
         raise DataError(f"{path} does not exist; give a folder of images, or a csv, parquet or npz")
-    card = Card(name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns)
-    report = prepare(card, Recipe(size))
-    about = read_about(store_of(card, Recipe(size)))
+    card = DatasetCard(
+        name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns
+    )
+    report = prepare(card, Variant(size))
+    about = read_about(store_of(card, Variant(size)))
     shape = "x".join(map(str, about["shape"]))
     full = asdict(card) | {
         "classes": len(about["classes"]),
@@ -214,5 +214,5 @@ def add(
     return card_of(name), report
 
 
-for _card in CARDS.values():
+for _card in CATALOGUE.values():
     register(_card)

@@ -11,23 +11,11 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
 DOMAINS: tuple[str, ...] = ("scan", "photo", "print", "meter", "outline")
-
-
 SIZES: tuple[int, ...] = (150, 99, 350)  # train, val, test examples of each domain
-
-
 SIDE = 32
-
-
 FINE = 2 * SIDE  # side of the canvas that is drawn on and then halved, against jagged edges
-
-
 Floats = NDArray[np.float64]
-
-
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8]]
-
-
 # Segments of a display as end points on a grid one wide and two high, in the order ABCDEFG.
 SEGMENTS = (
     ((0, 0), (1, 0)),
@@ -38,8 +26,6 @@ SEGMENTS = (
     ((0, 0), (0, 1)),
     ((0, 1), (1, 1)),
 )
-
-
 LIT = ("ABCDEF", "BC", "ABDEG", "ABCDG", "BCFG", "ACDFG", "ACDEFG", "ABC", "ABCDEFG", "ABCDFG")
 
 
@@ -152,8 +138,6 @@ SCANNED: dict[str, Callable[[Generator, Floats], Floats]] = {
     "photo": photo_image,
     "outline": outline_image,
 }
-
-
 DRAWN: dict[str, Callable[[Generator, int], Floats]] = {"print": print_image, "meter": meter_image}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import warnings
 from collections.abc import Mapping
 
 import torch
 
 from fedshift.base.errors import DataError
 from fedshift.base.files import home
+from fedshift.base.logs import warn_once
 from fedshift.data.library import digits
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
@@ -22,7 +22,7 @@ SEED = 0  # the rendering is one fixed dataset; run seeds choose who holds which
 @register_dataset("digits")
 def embedded_digits() -> Mapping[str, Domain]:
     """Five looks of digits, 599 images of 32x32x3 each: scan, photo, print, meter, outline."""
-    folder = home() / "digits" / recipe()
+    folder = home() / "digits" / variant()
     try:
         return {name: read_domain(folder / name) for name in digits.DOMAINS}
     except (OSError, ValueError, KeyError, DataError):
@@ -31,11 +31,11 @@ def embedded_digits() -> Mapping[str, Domain]:
         for name, domain in domains.items():
             write_domain(folder / name, domain)
     except OSError as error:
-        warnings.warn(f"digits are not cached: {error}; set FEDSHIFT_HOME", stacklevel=2)
+        warn_once(f"digits are not cached: {error}; set FEDSHIFT_HOME")
     return domains
 
 
-def recipe() -> str:
+def variant() -> str:
     """Name of the cache entry: changes when the rendering's code does."""
     source = inspect.getsource(digits).encode()
     return f"{SEED}-{hashlib.sha256(source).hexdigest()[:12]}"

@@ -21,8 +21,6 @@ from fedshift.data.samples import Domain
 from fedshift.data.sources.source import content
 
 TILE, LABEL, WIDEST = 48, 96, 20
-
-
 SPLIT_NAMES = ("train", "val", "test")
 
 
@@ -71,12 +69,12 @@ def inspect(name: str, folder: Path, *, verify: bool = False) -> Inspection:
 
 def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
     """How many rows repeat the content of another: within a split, across splits or domains."""
-    places: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
+    found_at: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
     for name, domain in domains.items():
         for key, split in zip(content(domain.x.numpy()), domain.split.tolist(), strict=True):
-            places[key].append((name, split))
+            found_at[key].append((name, split))
     found: Counter[str] = Counter()
-    for rows in (rows for rows in places.values() if len(rows) > 1):
+    for rows in (rows for rows in found_at.values() if len(rows) > 1):
         for (name, split), count in Counter(rows).items():
             found[f"within {name} {SPLIT_NAMES[split]}"] += count - 1
         for name in {name for name, _ in rows}:
@@ -85,7 +83,7 @@ def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
                 found[f"across {'/'.join(SPLIT_NAMES[s] for s in splits)} of {name}"] += 1
         if len({name for name, _ in rows}) > 1:
             found["across domains"] += 1
-    return {place: count for place, count in sorted(found.items()) if count}
+    return {where: count for where, count in sorted(found.items()) if count}
 
 
 def table(found: Inspection) -> Table:
@@ -154,7 +152,7 @@ def page(found: Inspection, picture: str) -> str:
     )
     name = html.escape(found.name)
     style = "body{font-family:sans-serif;margin:2em}td,th{padding:2px 8px;text-align:right}"
-    duplicates = [f"{count} {place}" for place, count in found.duplicates.items()]
+    duplicates = [f"{count} {where}" for where, count in found.duplicates.items()]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title>"
         f"<style>{style}</style><h1>{name}</h1><table>{head}{body}</table>{picture}"

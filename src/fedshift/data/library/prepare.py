@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +14,10 @@ import numpy as np
 from fedshift.base import seeds
 from fedshift.base.errors import DataError
 from fedshift.base.files import home
-from fedshift.data.catalogue import Card, Recipe
+from fedshift.base.logs import warn_once
+from fedshift.data.catalogue import DatasetCard, Variant
 from fedshift.data.samples import Domain
-from fedshift.data.sources.discover import find, how_to_get, source_folders
+from fedshift.data.sources.discover import find, how_to_get, source_folders, ways_to_get
 from fedshift.data.sources.images import ImageSource, rotate_all
 from fedshift.data.sources.source import Read, Source, assemble
 from fedshift.data.store import ARRAYS, SMALL, beside, read_domain, write_domain
@@ -25,34 +25,34 @@ from fedshift.data.store import ARRAYS, SMALL, beside, read_domain, write_domain
 Report = dict[str, list[str]]  # left_out, notes
 
 
-def store_of(card: Card, recipe: Recipe) -> Path:
+def store_of(card: DatasetCard, variant: Variant) -> Path:
     """Folder of a dataset in the store."""
-    return home() / card.name / recipe.key
+    return home() / card.name / variant.key
 
 
-def prepared(card: Card) -> list[str]:
+def prepared(card: DatasetCard) -> list[str]:
     """Which sizes and forms of a dataset are in the store."""
     return sorted(p.parent.name for p in (home() / card.name).glob("[!.]*/dataset.json"))
 
 
-def load(card: Card, recipe: Recipe | None = None) -> dict[str, Domain]:
+def load(card: DatasetCard, variant: Variant | None = None) -> dict[str, Domain]:
     """The domains of a dataset, memory-mapped; prepared first if its source is found."""
-    recipe = recipe or Recipe()
-    folder = store_of(card, recipe)
+    variant = variant or Variant()
+    folder = store_of(card, variant)
     if not (folder / "dataset.json").exists():
         have = prepared(card)
-        if have and not source_folders(card, recipe):
+        if have and not source_folders(card, variant):
             raise DataError(
-                f"dataset {card.name!r} is prepared as {', '.join(have)}, not as {recipe.key}; set "
-                f"its size or form to that, or: {how_to_get(card, recipe)}"
+                f"dataset {card.name!r} is prepared as {', '.join(have)}, not as {variant.key}; "
+                f"set its size or form to that, or: {how_to_get(card, variant)}",
+                *ways_to_get(card, variant),
             )
-        report = prepare(card, recipe, replace=False)  # another process may be as far
+        report = prepare(card, variant, replace=False)  # another process may be as far
         if report["left_out"]:
             count = len(report["left_out"])
-            warnings.warn(
+            warn_once(
                 f"{card.name}: {count} left out, the first: {report['left_out'][0]}; "
-                f"`fedshift data inspect {card.name}` lists them",
-                stacklevel=2,
+                f"`fedshift data inspect {card.name}` lists them"
             )
     return read_store(folder)
 
@@ -88,8 +88,8 @@ def read_report(folder: Path) -> Report:
 
 
 def prepare(
-    card: Card,
-    recipe: Recipe | None = None,
+    card: DatasetCard,
+    variant: Variant | None = None,
     *,
     source: str | Path | None = None,
     replace: bool = True,
@@ -98,15 +98,15 @@ def prepare(
 
     Returns what was left out and what should be known; the same is kept in report.json.
     """
-    recipe = recipe or Recipe()
-    found = find(card, recipe, source)
-    sources = _largest(found.sources, recipe.sites)
-    classes, dropped = common_classes(card, sources, recipe.only)
+    variant = variant or Variant()
+    found = find(card, variant, source)
+    sources = _largest(found.sources, variant.sites)
+    classes, dropped = common_classes(card, sources, variant.only)
     report: Report = {"left_out": dropped, "notes": found.notes}
-    about: dict[str, Any] = {"domains": [], "bytes": 0, "recipe": asdict(recipe)}
+    about: dict[str, Any] = {"domains": [], "bytes": 0, "recipe": asdict(variant)}
     try:
-        with beside(store_of(card, recipe), replace=replace) as part:
-            for read in _reads(card, recipe, sources, classes):
+        with beside(store_of(card, variant), replace=replace) as part:
+            for read in _reads(card, variant, sources, classes):
                 _keep(part, read, about, report)
             (part / "dataset.json").write_text(json.dumps(about, indent=2))
             (part / "report.json").write_text(json.dumps(report, indent=2))
@@ -159,7 +159,7 @@ def _largest(sources: list[Source], count: int | None) -> list[Source]:
 
 
 def common_classes(
-    card: Card, sources: Sequence[Source], only: Sequence[str]
+    card: DatasetCard, sources: Sequence[Source], only: Sequence[str]
 ) -> tuple[tuple[str, ...], list[str]]:
     """The classes that all domains are labelled by, and a line for each that is left out.
 
@@ -195,32 +195,32 @@ def _ordered(names: dict[str, list[str]]) -> list[str]:
 
 
 def _reads(
-    card: Card, recipe: Recipe, sources: Sequence[Source], classes: Sequence[str]
+    card: DatasetCard, variant: Variant, sources: Sequence[Source], classes: Sequence[str]
 ) -> Iterator[Read]:
     """One domain at a time, so that no more than one is in memory."""
     for source in sources:
         if card.base:
-            yield from turned(card, recipe, source.read(classes, recipe.size))
+            yield from turned(card, variant, source.read(classes, variant.size))
         else:
-            yield source.read(classes, recipe.size)
+            yield source.read(classes, variant.size)
 
 
-def turned(card: Card, recipe: Recipe, read: Read) -> Iterator[Read]:
+def turned(card: DatasetCard, variant: Variant, read: Read) -> Iterator[Read]:
     """The base domain at each angle: the same rows, or disjoint training rows and all others."""
     base = read.domain
     rows = np.arange(len(base.y))
     x, y, split = base.x.numpy(), base.y.numpy(), base.split.numpy()
-    if recipe.per_class:
-        rows = _some(base, recipe.per_class)
+    if variant.per_class:
+        rows = _some(base, variant.per_class)
         split = split.copy()
         split[rows] = assemble(base.name, x[rows], y[rows], None, base.classes).split.numpy()
     train = rows[split[rows] == 0]
     train = seeds.numpy("rotated", card.name).permutation(train)
     sign = -1 if card.name == "rotated-mnist" else 1  # CSAC turns clockwise
-    for k, angle in enumerate(recipe.angles):
+    for k, angle in enumerate(variant.angles):
         mine = rows
-        if recipe.disjoint:
-            share = train[k :: len(recipe.angles)]
+        if variant.disjoint:
+            share = train[k :: len(variant.angles)]
             mine = np.sort(np.concatenate([share, rows[split[rows] != 0]]))
         pixels = rotate_all(x[mine], sign * angle)
         domain = assemble(f"deg{angle}", pixels, y[mine], split[mine], base.classes)

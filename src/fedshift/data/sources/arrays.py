@@ -22,8 +22,6 @@ from fedshift.data.sources.images import resize_all
 from fedshift.data.sources.source import Array, Read, assemble
 
 ENTRIES = ("x", "data", "indices", "indptr", "shape", "y", "split")
-
-
 BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 

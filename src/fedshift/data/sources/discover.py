@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.base.errors import DataError
-from fedshift.data.catalogue import Card, Hub, Recipe
+from fedshift.data.catalogue import DatasetCard, Hub, Variant
 from fedshift.data.sources import vectors
 from fedshift.data.sources.arrays import ArraySource, Rows, mat_source, npz_source
 from fedshift.data.sources.hub import by_card, load_hub, parquet_files
@@ -29,43 +29,43 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def source_folders(card: Card, recipe: Recipe) -> list[Path]:
+def source_folders(card: DatasetCard, variant: Variant) -> list[Path]:
     """Existing folders that may hold the dataset, under FEDSHIFT_SOURCES or where it came from."""
     if card.origin:
         return [Path(card.origin)] if Path(card.origin).exists() else []
     root = os.environ.get("FEDSHIFT_SOURCES")
-    return under(Path(root), card, recipe) if root else []
+    return under(Path(root), card, variant) if root else []
 
 
-def under(root: Path, card: Card, recipe: Recipe) -> list[Path]:
+def under(root: Path, card: DatasetCard, variant: Variant) -> list[Path]:
     """Folders in ``root`` that are called like the dataset."""
     names = [card.name, *card.folders]
-    if recipe.form:
-        names = [f"{card.name}/{recipe.form}", f"{card.name.split('-')[0]}-{recipe.form}"]
+    if variant.form:
+        names = [f"{card.name}/{variant.form}", f"{card.name.split('-')[0]}-{variant.form}"]
     spellings = dict.fromkeys(s for name in names for s in (name, name.replace("-", "_")))
     return [path for path in (root / name for name in spellings) if path.is_dir()]
 
 
-def find(card: Card, recipe: Recipe, source: str | Path | None = None) -> Found:
+def find(card: DatasetCard, variant: Variant, source: str | Path | None = None) -> Found:
     """The domains of a dataset; ``source`` is a folder, a file, ``hub`` or ``hub:ID``."""
     if source is not None and str(source).split(":")[0] == "hub":
         return _checked(card, _from_hub(card, str(source).partition(":")[2]), str(source))
-    folders = source_folders(card, recipe)
+    folders = source_folders(card, variant)
     if source is not None:
-        folders = [Path(source), *under(Path(source), card, recipe)]
+        folders = [Path(source), *under(Path(source), card, variant)]
     if not folders:
-        raise DataError(how_to_get(card, recipe))
+        raise DataError(how_to_get(card, variant), *ways_to_get(card, variant))
     if not folders[0].exists():
         raise DataError(f"{folders[0]} does not exist; check the path")
-    found = _in_folders(card, recipe, folders)
+    found = _in_folders(card, variant, folders)
     if source is None and not found.sources and not card.origin:
-        raise DataError(how_to_get(card, recipe))
+        raise DataError(how_to_get(card, variant), *ways_to_get(card, variant))
     return _checked(card, found, str(folders[0]))
 
 
-def _in_folders(card: Card, recipe: Recipe, folders: Sequence[Path]) -> Found:
-    if recipe.form == "text":
-        texts = vectors.text_sources(folders[0], recipe.encoder, card.class_names, card.class_at)
+def _in_folders(card: DatasetCard, variant: Variant, folders: Sequence[Path]) -> Found:
+    if variant.form == "text":
+        texts = vectors.text_sources(folders[0], variant.encoder, card.class_names, card.class_at)
         return Found([_renamed(card, text) for text in texts])
     if folders[0].is_file():
         return _from_file(card, folders[0])
@@ -74,49 +74,57 @@ def _in_folders(card: Card, recipe: Recipe, folders: Sequence[Path]) -> Found:
     return _by_name(card, folders)
 
 
-def is_found(card: Card, recipe: Recipe) -> bool:
+def is_found(card: DatasetCard, variant: Variant) -> bool:
     """Whether every domain has a file or folder, without reading any."""
-    folders = source_folders(card, recipe)
+    folders = source_folders(card, variant)
     if card.origin or not card.needed or any(_tables(f) for f in _own(card, folders)):
         return bool(folders)
     entries = [p for folder in folders for p in visible(folder)]
     return all(any(_is(card, p, name, folders) for p in entries) for name in card.needed)
 
 
-def _own(card: Card, folders: Sequence[Path]) -> list[Path]:
+def _own(card: DatasetCard, folders: Sequence[Path]) -> list[Path]:
     """Folders that hold nothing but this dataset, so that a table in them is meant."""
     return [f for f in folders if "." not in card.folders or f.name == card.name]
 
 
-def how_to_get(card: Card, recipe: Recipe) -> str:
+def how_to_get(card: DatasetCard, variant: Variant) -> str:
     """What to do about a dataset that is neither prepared nor found, in one line."""
     root = os.environ.get("FEDSHIFT_SOURCES")
     looked = f"nothing in FEDSHIFT_SOURCES={root}" if root else "FEDSHIFT_SOURCES is not set"
-    size = f" --size {recipe.size}" if recipe.size else ""
-    command = f"fedshift data prepare {card.name}{size} --from"
+    sized = f" at size {variant.size}" if variant.size else ""
     ways = []
     if card.hub:
         ids = ", ".join(hub.id for hub in card.hub)
-        ways.append(f"`{command} hub` fetches {ids} (pip install 'fedshift[hub]')")
+        ways.append(f"from the hub ({ids}; pip install 'fedshift[hub]')")
     names = ", ".join(card.needed) or "one per site"
     layout = "DIR/<domain>.npz" if card.form == "vectors" else "DIR/<domain>/<class>/*.jpg"
-    ways.append(f"`{command} DIR` takes {layout} with the domains {names}")
-    text = f"dataset {card.name!r} is not prepared and has no source: {looked}; " + ", or ".join(
-        ways
+    ways.append(f"from a folder DIR with {layout} of the domains {names}")
+    text = (
+        f"dataset {card.name!r} is not prepared and has no source: {looked}; prepare it with "
+        f"`fedshift data prepare {card.name}`{sized}, " + ", or ".join(ways)
     )
     return text + (f"; {card.where}" if card.where else "")
 
 
-def _from_hub(card: Card, id_: str) -> Found:
+def ways_to_get(card: DatasetCard, variant: Variant) -> tuple[str, ...]:
+    """The options of `fedshift data prepare` that :func:`how_to_get` speaks of."""
+    size = (f"size={variant.size}",) if variant.size else ()
+    return (*size, "from=hub or DIR" if card.hub else "from=DIR")
+
+
+def _from_hub(card: DatasetCard, id_: str) -> Found:
     hubs = card.hub or (Hub(""),)
     if id_:
         hubs = (replace(hubs[0], id=id_),)
     elif not card.hub:
-        raise DataError(f"no hub id is known for {card.name!r}; write --from hub:ID or --from DIR")
+        raise DataError(
+            f"no hub id is known for {card.name!r}; name one, or a folder", "from=hub:ID or DIR"
+        )
     return Found([_renamed(card, s) for s in by_card((hub.id, hub) for hub in hubs)])
 
 
-def _by_name(card: Card, folders: Sequence[Path]) -> Found:
+def _by_name(card: DatasetCard, folders: Sequence[Path]) -> Found:
     """The card's domains, each from the first folder that has it, or all from one table."""
     found = Found()
     for name in card.needed:
@@ -133,7 +141,7 @@ def _by_name(card: Card, folders: Sequence[Path]) -> Found:
     return _from_tables(card, tables[0], _tables(tables[0])) if tables else found
 
 
-def _is(card: Card, path: Path, name: str, folders: Sequence[Path]) -> bool:
+def _is(card: DatasetCard, path: Path, name: str, folders: Sequence[Path]) -> bool:
     known = path.is_dir() or path.suffix.lower() in (".npz", ".mat")
     return known and path not in folders and card.domain_of(_stem(path)) == name
 
@@ -143,7 +151,7 @@ def _stem(path: Path) -> str:
     return stem.split("_SURF")[0] if path.suffix == ".mat" else stem
 
 
-def _all_in(card: Card, path: Path) -> Found:
+def _all_in(card: DatasetCard, path: Path) -> Found:
     """Every domain of a folder or file whose domains no card names."""
     if path.is_file():
         return _from_file(card, path)
@@ -162,7 +170,7 @@ def _all_in(card: Card, path: Path) -> Found:
     return found
 
 
-def _from_file(card: Card, path: Path) -> Found:
+def _from_file(card: DatasetCard, path: Path) -> Found:
     if path.suffix.lower() in TABLES:
         return _from_tables(card, path, [path])
     if path.suffix.lower() == ".npz":
@@ -176,7 +184,7 @@ def _tables(folder: Path) -> list[Path]:
     return files or (parquet_files(inner) if inner.is_dir() else [])
 
 
-def _from_tables(card: Card, folder: Path, files: Sequence[Path]) -> Found:
+def _from_tables(card: DatasetCard, folder: Path, files: Sequence[Path]) -> Found:
     """Images of a hub download, or numbers."""
     images = [p for p in files if p.suffix.lower() == ".parquet" and _has_images(p, card)]
     if not images:
@@ -187,12 +195,12 @@ def _from_tables(card: Card, folder: Path, files: Sequence[Path]) -> Found:
     return Found([_renamed(card, s) for s in by_card([(folder, hub)])])
 
 
-def _has_images(path: Path, card: Card) -> bool:
+def _has_images(path: Path, card: DatasetCard) -> bool:
     names = vectors.arrow("parquet").read_schema(path).names
     return "image" in names or any(hub.image in names for hub in card.hub)
 
 
-def _renamed(card: Card, source: ImageSource | ArraySource) -> ImageSource | ArraySource:
+def _renamed(card: DatasetCard, source: ImageSource | ArraySource) -> ImageSource | ArraySource:
     """A source with our names of its domain and classes."""
     name = card.domain_of(source.name)
     if isinstance(source, ImageSource):
@@ -207,7 +215,7 @@ def _relabelled(source: ArraySource, names: Mapping[str, str]) -> Rows:
     return replace(rows, labels=np.array([names[str(label)] for label in rows.labels]))
 
 
-def read_entry(path: Path, name: str, card: Card) -> ArraySource | ImageSource:
+def read_entry(path: Path, name: str, card: DatasetCard) -> ArraySource | ImageSource:
     """One domain from an npz, a .mat, a folder of .mat or parquet files, or an image tree."""
     if path.suffix.lower() == ".npz" and path.is_file():
         return npz_source(path, name, card.class_at)
@@ -221,7 +229,7 @@ def read_entry(path: Path, name: str, card: Card) -> ArraySource | ImageSource:
     return tree_source(path, name, card.class_of)
 
 
-def _checked(card: Card, found: Found, where: str) -> Found:
+def _checked(card: DatasetCard, found: Found, where: str) -> Found:
     """Refuse a source that lacks a domain, or has none."""
     have = [source.name for source in found.sources]
     missing = [name for name in card.needed if name not in have]

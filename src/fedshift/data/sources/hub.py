@@ -72,7 +72,8 @@ def _open(where: str | Path, config: str | None) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"cannot load {where}: {reason}; check the id, the network and HF_HUB_OFFLINE, or "
-            "download the parquet files and give their folder with --from"
+            "download the parquet files and give their folder as the source",
+            "from=DIR",
         ) from None
 
 

@@ -22,18 +22,10 @@ from fedshift.base.errors import DataError
 from fedshift.base.files import home
 from fedshift.data.sources.source import Read, assemble
 
-Pixels = NDArray[np.uint8]
-
-
+PixelArray = NDArray[np.uint8]
 SUFFIXES = (".jpg", ".jpeg", ".png")
-
-
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
-
-
 BROKEN = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
-
-
 LARGE = 2**29  # bytes above which a domain is decoded to disk instead of memory
 
 
@@ -74,9 +66,9 @@ class ImageSource:
 
 def decode_all(
     name: str, items: Sequence[Item], size: int | None
-) -> tuple[Pixels, list[int], list[str]]:
+) -> tuple[PixelArray, list[int], list[str]]:
     """Pixels (n, H, W, 3) of the images that can be read, their positions, and the others."""
-    x: Pixels | None = None
+    x: PixelArray | None = None
     kept: list[int] = []
     problems: list[str] = []
     for i, found in enumerate(_decoded(name, items, size)):
@@ -100,7 +92,7 @@ def decode_all(
     return x[: len(kept)], kept, problems
 
 
-def scratch(shape: tuple[int, ...]) -> Pixels:
+def scratch(shape: tuple[int, ...]) -> PixelArray:
     """An array to fill: in memory, or in a nameless file if it is large."""
     if np.prod(shape, dtype=np.int64) < LARGE:
         return np.empty(shape, dtype=np.uint8)
@@ -109,7 +101,7 @@ def scratch(shape: tuple[int, ...]) -> Pixels:
         return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
 
 
-def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[Pixels | str]:
+def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[PixelArray | str]:
     """Images in order; Pillow releases the GIL while it decodes and resizes."""
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
@@ -122,7 +114,7 @@ def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[Pix
                 yield found
 
 
-def decode(data: Path | Callable[[], bytes], size: int | None) -> Pixels | str:
+def decode(data: Path | Callable[[], bytes], size: int | None) -> PixelArray | str:
     """RGB pixels (H, W, 3), or in words why there are none."""
     try:
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data())) as image:

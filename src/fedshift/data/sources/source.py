@@ -15,8 +15,6 @@ from fedshift.base import seeds
 from fedshift.data.samples import Domain
 
 Array = NDArray[Any]
-
-
 TEST_SHARE = 0.2  # where the source marks no test rows
 
 

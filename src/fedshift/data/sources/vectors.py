@@ -23,13 +23,11 @@ from fedshift.data.sources.arrays import ArraySource, Rows, npz_source, open_npz
 from fedshift.data.sources.images import SPLITS
 
 EXTRA = ("split", "id")
-
-
 Line = tuple[str, dict[str, Any]]  # where it stands, and its values by column
 
 
 @dataclass
-class Table:
+class VectorTable:
     """Lines that could be read, and what was left out."""
 
     x: list[Any] = field(default_factory=list)
@@ -68,7 +66,7 @@ def table_sources(
     paths: Sequence[Path], *, label: str = "label", domain: str = "domain"
 ) -> list[ArraySource]:
     """The domains of csv or parquet files of numbers."""
-    table, first = Table(), [""]
+    table, first = VectorTable(), [""]
     for path in paths:
         header, lines = read_lines(path)
         numbers = _number_columns(path, header, label=label, domain=domain)
@@ -87,8 +85,8 @@ def table_sources(
 def _number_columns(path: Path, header: Sequence[str], *, label: str, domain: str) -> list[str]:
     if label not in header:
         raise DataError(
-            f"{path} has no column {label!r}; it has {', '.join(header)}; name the label column "
-            "with --label"
+            f"{path} has no column {label!r}; it has {', '.join(header)}; name the label column",
+            "label=COLUMN",
         )
     if len(set(header)) < len(header):
         raise DataError(f"{path} has a column twice among {', '.join(header)}; rename one")
@@ -99,7 +97,7 @@ def _number_columns(path: Path, header: Sequence[str], *, label: str, domain: st
 
 
 def _add(
-    table: Table, where: str, values: dict[str, Any], names: tuple[list[str], str, str, str]
+    table: VectorTable, where: str, values: dict[str, Any], names: tuple[list[str], str, str, str]
 ) -> None:
     """Add one line to the table in place, or to what was left out."""
     numbers, label, domain, stem = names

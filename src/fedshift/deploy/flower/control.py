@@ -29,7 +29,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from fedshift.base.errors import RunError
 from fedshift.base.version import __version__
 from fedshift.deploy.credentials import PublicKey
-from fedshift.deploy.folders import ServerPlace, read_server
+from fedshift.deploy.folders import ServerPaths, read_server
 
 BUNDLE = {  # Flower runs nothing without a bundle; ours holds three lines
     "pyproject.toml": f"""\
@@ -61,7 +61,7 @@ __all__ = ["client", "server"]
 
 
 @dataclass(frozen=True)
-class Node:
+class RegisteredSite:
     """A registered site as the SuperLink sees it."""
 
     id: int
@@ -73,12 +73,12 @@ class Node:
 class Control:
     """An open line to the SuperLink of a server folder."""
 
-    def __init__(self, place: ServerPlace) -> None:
-        self.place = place
+    def __init__(self, paths: ServerPaths) -> None:
+        self.paths = paths
         self._client = ControlHttpClient.from_server_address(
-            read_server(place.root).local_address,
+            read_server(paths.root).local_address,
             insecure=False,
-            root_certificates=place.ca.read_bytes(),
+            root_certificates=paths.ca.read_bytes(),
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
 
@@ -98,16 +98,16 @@ class Control:
         with self._told():
             self._client.RegisterNode(RegisterNodeRequest(public_key=key.pem, name=key.site))
 
-    def unregister(self, node: Node) -> None:
+    def unregister(self, node: RegisteredSite) -> None:
         """Let a site in no more."""
         with self._told():
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, RegisteredSite]:
         """Registered sites by id."""
         with self._told():
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
-        nodes = [Node(n.node_id, n.name, n.status, n.public_key) for n in found]
+        nodes = [RegisteredSite(n.node_id, n.name, n.status, n.public_key) for n in found]
         return {n.site: n for n in nodes if n.status != "unregistered"}
 
     def start(self, request: str) -> int:
@@ -148,6 +148,6 @@ class Control:
             raise RunError(f"Flower refused: {found.message if found else error}") from None
         except httpx.HTTPError:
             raise RunError(
-                f"the server of {self.place.root} does not answer; run "
-                f"`fedshift server start {self.place.root}`, then this command again"
+                f"the server of {self.paths.root} does not answer; run "
+                f"`fedshift server start {self.paths.root}`, then this command again"
             ) from None

@@ -24,10 +24,10 @@ from fedshift.base.errors import ConfigError, RunError
 from fedshift.deploy import checks, folders
 from fedshift.deploy.credentials import WARNING_DAYS
 from fedshift.deploy.folders import (
-    Place,
-    ServerPlace,
+    Paths,
+    ServerPaths,
     ServerSettings,
-    SitePlace,
+    SitePaths,
     read_server,
     read_site,
 )
@@ -36,11 +36,11 @@ from fedshift.transports.flower.quiet import ENVIRONMENT
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5", "PYTHONUNBUFFERED": "1"}
 
 
-def environment(place: Place) -> dict[str, str]:
+def environment(paths: Paths) -> dict[str, str]:
     """The environment of a daemon and of everything it starts."""
-    own = {"FLWR_HOME": str(place.flower)}
+    own = {"FLWR_HOME": str(paths.flower)}
     if not os.environ.get("FEDSHIFT_HOME"):
-        own["FEDSHIFT_HOME"] = str(place.cache)
+        own["FEDSHIFT_HOME"] = str(paths.cache)
     return {**os.environ, **ENVIRONMENT, **POLL, **own}
 
 
@@ -55,8 +55,6 @@ def require_flower() -> str:
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
-
-
 GRACE = 10.0  # seconds that a daemon has to end
 
 
@@ -150,32 +148,26 @@ def free_port() -> int:
 
 
 LET_GO = 120.0  # seconds in which the server notices that a killed site is gone
-
-
 PYTHON = (sys.executable, "-P")  # nothing is imported from the working directory
-
-
 HERE = Path(__file__).parent
-
-
 Say = Callable[[str], None]
 
 
 def start_server(folder: Path, say: Say) -> None:
     """Run the SuperLink and its executor until a signal comes."""
     require_flower()
-    place, settings = ServerPlace(folder.absolute()), read_server(folder)
-    left = checks.check_server(place, settings)
+    paths, settings = ServerPaths(folder.absolute()), read_server(folder)
+    left = checks.check_server(paths, settings)
     if left < WARNING_DAYS:
         say(f"note: the certificate ends in {left:.0f} days; run `fedshift server renew {folder}`")
     require_free(
         settings.bind,
         settings.port,
-        f"stop what uses it, or set another port in {place.settings} and tell the sites",
+        f"stop what uses it, or set another port in {paths.settings} and tell the sites",
     )
-    folders.write_private(place.secret, secrets.token_bytes(32))
-    commands = {"SuperLink": superlink(place, settings), "executor": server_executor(place)}
-    own = environment(place) | {"FEDSHIFT_SERVER": str(place.root)}
+    folders.write_private(paths.secret, secrets.token_bytes(32))
+    commands = {"SuperLink": superlink(paths, settings), "executor": server_executor(paths)}
+    own = environment(paths) | {"FEDSHIFT_SERVER": str(paths.root)}
     line = f"listening on {settings.bind}:{settings.port}, stop with Ctrl-C"
     supervise(commands, own, _said_once((settings.local, settings.port), say, line))
 
@@ -192,72 +184,72 @@ def _said_once(address: tuple[str, int], say: Say, line: str) -> Callable[[], bo
     return ready
 
 
-def superlink(place: ServerPlace, settings: ServerSettings) -> list[str]:
+def superlink(paths: ServerPaths, settings: ServerSettings) -> list[str]:
     """The command; keys go by path."""
     return [
         *(*PYTHON, "-m", "fedshift.deploy.flower.superlink"),
         *("--host", settings.bind, "--port", str(settings.port)),
-        *("--ssl-ca-certfile", str(place.ca), "--ssl-certfile", str(place.certificate)),
-        *("--ssl-keyfile", str(place.key), "--database", str(place.database)),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(place.secret)),
+        *("--ssl-ca-certfile", str(paths.ca), "--ssl-certfile", str(paths.certificate)),
+        *("--ssl-keyfile", str(paths.key), "--database", str(paths.database)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(paths.secret)),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]
 
 
-def server_executor(place: ServerPlace) -> list[str]:
+def server_executor(paths: ServerPaths) -> list[str]:
     """The command; the SuperLink is on this machine, under a name that its certificate has."""
-    address = read_server(place.root).local_address
+    address = read_server(paths.root).local_address
     return [
         *(*PYTHON, str(HERE / "executor.py")),
-        *("--runtime-api-address", address, "--root-certificates", str(place.ca)),
-        *("--superexec-auth-secret-file", str(place.secret)),
+        *("--runtime-api-address", address, "--root-certificates", str(paths.ca)),
+        *("--superexec-auth-secret-file", str(paths.secret)),
     ]
 
 
 def start_site(folder: Path, say: Say) -> None:
     """Run the SuperNode and its executor until a signal comes."""
     require_flower()
-    place, settings = SitePlace(folder.absolute()), read_site(folder)
-    for line in checks.check_site(place):
+    paths, settings = SitePaths(folder.absolute()), read_site(folder)
+    for line in checks.check_site(paths):
         say(line)
-    wait_for_release(place, say)
-    folders.write_private(place.secret, secrets.token_bytes(32))
+    wait_for_release(paths, say)
+    folders.write_private(paths.secret, secrets.token_bytes(32))
     port = free_port()
     commands = {
-        "SuperNode": supernode(place, settings.server, port),
-        "executor": site_executor(place, port),
+        "SuperNode": supernode(paths, settings.server, port),
+        "executor": site_executor(paths, port),
     }
-    own = environment(place) | {"FEDSHIFT_SITE": str(place.root)}
+    own = environment(paths) | {"FEDSHIFT_SITE": str(paths.root)}
     line = f"site {settings.id} serves {settings.server}, stop with Ctrl-C"
     supervise(commands, own, _said_once(("127.0.0.1", port), say, line))
 
 
-def supernode(place: SitePlace, server: str, port: int) -> list[str]:
+def supernode(paths: SitePaths, server: str, port: int) -> list[str]:
     """The command; the key goes by path."""
     return [
         *(*PYTHON, str(HERE / "supernode.py")),
-        *("--superlink", server, "--root-certificates", str(place.ca)),
-        *("--auth-supernode-private-key", str(place.key)),
+        *("--superlink", server, "--root-certificates", str(paths.ca)),
+        *("--auth-supernode-private-key", str(paths.key)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(place.secret)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(paths.secret)),
     ]
 
 
-def site_executor(place: SitePlace, port: int) -> list[str]:
+def site_executor(paths: SitePaths, port: int) -> list[str]:
     """The command; between two processes of this machine there is no TLS, but a secret."""
     return [
         *(*PYTHON, str(HERE / "executor.py")),
         *("--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
-        *("--superexec-auth-secret-file", str(place.secret)),
+        *("--superexec-auth-secret-file", str(paths.secret)),
     ]
 
 
-def wait_for_release(place: SitePlace, say: Say) -> None:
+def wait_for_release(paths: SitePaths, say: Say) -> None:
     """Wait while the server still holds the connection of a process that was killed."""
-    host, port = read_site(place.root).address
+    host, port = read_site(paths.root).address
     until = time.monotonic() + LET_GO
-    while checks.ask(place, host, port).status == "online":
+    while checks.ask(paths, host, port).status == "online":
         if time.monotonic() > until:
             raise RunError(
                 f"the server sees this site online for {LET_GO:.0f} s: another process serves it; "

@@ -40,7 +40,7 @@ def play(*task: Any) -> None:
     """In the child."""
     from fedshift.deploy.flower import tasks  # noqa: PLC0415  its parent has imported it
 
-    tasks.play(tasks.Task(*task))
+    tasks.play(tasks.ChildTask(*task))
 
 
 @cache

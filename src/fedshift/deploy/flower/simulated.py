@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedshift.base.errors import ConfigError
+from fedshift.base.logs import to_streams
+from fedshift.base.process import tune_process
 from fedshift.core.config import RunConfig, configure
 from fedshift.core.method import Method
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
 from fedshift.engine.federation import federate
 from fedshift.engine.visit import Worker
-from fedshift.experiment.listener import Listener
+from fedshift.experiment.listener import LogListener
 from fedshift.experiment.run import execute
-from fedshift.experiment.scenario import placed, split_settings
+from fedshift.experiment.scenario import scenario_from, split_settings
 from fedshift.experiment.session import Options
 from fedshift.report.results import RunResult
-from fedshift.runs.record import Row, client_store
-from fedshift.transports.flower.site import Node
+from fedshift.runs.record import client_store
+from fedshift.transports.flower.site import NodeConfig
 
-KEYS = ("method", "scenario", "scale", "rounds", "clients-per-round", "seed", "set", "grant", "out")
+KEYS = ("method", "scenario", "scale", "rounds", "clients-per-round", "seed", "set", "allow", "out")
 
 
 def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
     """A run from the flat settings of a Flower app; empty text and 0 leave a value alone.
 
-    ``set`` and ``grant`` hold several values apart by blanks: ``set = "mu=0.1 scenario.lr=0.2"``.
+    ``set`` and ``allow`` hold several values apart by blanks: ``set = "mu=0.1 scenario.lr=0.2"``.
     """
     if odd := sorted(settings.keys() - set(KEYS)):
         raise ConfigError(f"the run has a setting {odd[0]!r}; known: {', '.join(KEYS)}")
@@ -41,8 +42,8 @@ def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
         rounds=given.get("rounds"),
         clients_per_round=given.get("clients-per-round"),
     )
-    grants = str(given.get("grant", "")).split()
-    scenario = placed(given.get("scenario", "digits"), given.get("scale"), grants, changes)
+    allow = str(given.get("allow", "")).split()
+    scenario = scenario_from(given.get("scenario", "digits"), given.get("scale"), allow, changes)
     return configure(given["method"], scenario, seed=int(settings.get("seed", 0)), settings=own)
 
 
@@ -51,47 +52,28 @@ def folder(run: RunConfig, settings: Mapping[str, Any]) -> Path:
     return Path(settings.get("out") or Path("runs") / run.name)
 
 
-class Lines(Listener):
-    """One line per round, for Flower's log."""
-
-    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """See :class:`Listener`."""
-        self.rounds = config.scenario.rounds
-        tell(f"{config.label} in {config.place}: {clients} clients, from round {first_round}")
-
-    def round_done(self, row: Row) -> None:
-        """See :class:`Listener`."""
-        losses = [f"{name} {value:.4f}" for name, value in row["losses"].items()]
-        scores = [f"{name} {v['test']['avg']:.2f}" for name, v in row.get("scores", {}).items()]
-        tell(f"round {row['round']} of {self.rounds}: {', '.join(losses + scores)}")
-
-
-def tell(line: str) -> None:
-    """Into Flower's log."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def play_settings(connect: Callable[[Plan], Transport], settings: Mapping[str, Any]) -> RunResult:
     """Play the run that ``settings`` describe, on from its last finished round."""
+    to_streams()
     config, method = configured(settings)
-    options = Options(resume=True, transport=connect, listener=Lines())
+    options = Options(resume=True, transport=connect, listener=LogListener())
     return execute(config, method, folder(config, settings), options)
 
 
-def simulated_worker(run: RunConfig, node: Node) -> Worker:
+def simulated_worker(run: RunConfig, node: NodeConfig) -> Worker:
     """For a simulated site: the run's own scenario, state in the run's directory."""
     return _simulated(run.model_dump_json(), folder(run, node))
 
 
 @lru_cache(maxsize=1)  # an actor plays many visits of one run
 def _simulated(run: str, path: Path) -> Worker:
+    tune_process(worker=True)  # an actor of the simulation is a process of ours
     config = RunConfig.model_validate_json(run)
     federation = federate(config.scenario, config.seed)
     return Plan(config, config.build(), federation, client_store(path)).worker()
 
 
-def simulated_client(run: RunConfig, node: Node) -> str:
+def simulated_client(run: RunConfig, node: NodeConfig) -> str:
     """For a simulated site: the client at the place that Flower's ``partition-id`` names."""
     clients = _clients(run.model_dump_json())
     number = int(node["partition-id"])

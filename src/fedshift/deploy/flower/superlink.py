@@ -12,7 +12,7 @@ from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 
-from fedshift.deploy.folders import ServerPlace
+from fedshift.deploy.folders import ServerPaths
 from fedshift.deploy.gate import Gate
 
 
@@ -41,7 +41,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 def main() -> None:
     """Serve until told to stop."""
-    expects = ServerPlace(Path(os.environ["FEDSHIFT_SERVER"])).expects
+    expects = ServerPaths(Path(os.environ["FEDSHIFT_SERVER"])).expects
     gate: Any = Gate
     extensions.get_middleware = lambda: (Middleware(gate, expects=expects, status_of=status_soon),)
     logging.getLogger("uvicorn.access").addFilter(is_refusal)

@@ -17,6 +17,8 @@ from flwr.supercore.logger import mirror_output_to_queue, restore_output
 from flwr.superlink.runtime import run_serverapp
 from flwr.supernode.runtime import run_clientapp as flower
 
+from fedshift.base.logs import to_streams
+from fedshift.base.process import tune_process
 from fedshift.core.registry import BACKBONES, METHODS, SCENARIOS
 from fedshift.data.registry import DATASETS
 from fedshift.deploy.flower.apps import client
@@ -26,7 +28,7 @@ for registry in (METHODS, BACKBONES, SCENARIOS, DATASETS):
 
 
 @dataclass(frozen=True)
-class Task:
+class ChildTask:
     """What the executor hands to a child, through a pipe."""
 
     kind: str  # server or client
@@ -48,12 +50,14 @@ class Task:
         }
 
 
-def play(task: Task) -> None:
+def play(task: ChildTask) -> None:
     """Run to the end; Flower leaves by SystemExit."""
+    to_streams()
+    tune_process()
     {"server": play_server, "client": play_client}[task.kind](task)
 
 
-def play_client(task: Task) -> None:
+def play_client(task: ChildTask) -> None:
     """Play a visit with the app that is installed here, whatever code the server has sent."""
 
     def nothing(*_args: object, **_kwargs: object) -> None:
@@ -66,7 +70,7 @@ def play_client(task: Task) -> None:
     flower.run_clientapp(**task.arguments())
 
 
-def play_server(task: Task) -> None:
+def play_server(task: ChildTask) -> None:
     """Play a run."""
     lines: Queue[str | None] = Queue()
     mirror_output_to_queue(lines)

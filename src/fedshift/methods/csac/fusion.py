@@ -17,8 +17,6 @@ from fedshift import Aggregator, Server, Tree, Update, setting
 from fedshift.core.reply_stack import blocks, layer_by_layer, weighted_sum
 
 BLOCK = 2**19  # elements read at a time, all clients together: still in the cache when read again
-
-
 TINY = 1e-12  # share of the largest distance below which another one is as good as zero
 
 

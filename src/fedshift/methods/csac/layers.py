@@ -14,11 +14,7 @@ from torch import Tensor
 from fedshift import ConfigError, Tree
 
 BANDWIDTHS = tuple(3.0**k for k in range(-3, 2))  # multiples of the mean squared distance
-
-
 FLOOR = 1e-12  # least scale of the kernels
-
-
 DEEPEST = 3  # layers that ``auto`` takes at most
 
 
@@ -170,6 +166,4 @@ ATTENTIONS = {
     "channel": channel_attention,
     "none": no_attention,
 }
-
-
 DISCREPANCIES = {"mmd": mmd, "mse": mse}

@@ -130,7 +130,7 @@ class CrossLayerCalibration(Part):
             for side in (("both",) if self.projection == "common" else ("fused", "local"))
         )
 
-    def companions(self, client: Client) -> Named:
+    def extra_parameters(self, client: Client) -> Named:
         """The projections."""
         kept = client.state[self.name].items()
         return ((k, p) for k, p in kept if isinstance(p, nn.Parameter))

@@ -84,7 +84,7 @@ class DecoupleAndCorrect(Part):
     noise_at_test: bool = setting(False, "keep the noise at inference, as the released code")
 
     @property
-    def at_home(self) -> bool:  # type: ignore[override]
+    def scored_at_sites(self) -> bool:  # type: ignore[override]
         """Local modules are scored where they are."""
         return self.modules == "local"
 
@@ -131,7 +131,8 @@ def chosen_stages(net: Net, words: str, part: str) -> list[str]:
         found = ", ".join(f"{stage} {shapes[stage]}" for stage in net.stages)
         raise ConfigError(
             f"{part} masks feature maps (C, H, W), and no stage of this backbone gives any "
-            f"({found}); use a convolutional one, such as --set scenario.backbone=resnet10 or cnn"
+            f"({found}); use a convolutional one, such as resnet10 or cnn",
+            "scenario.backbone=cnn",
         )
     if words in ("last", "all"):
         return with_maps[-1:] if words == "last" else with_maps
@@ -170,7 +171,7 @@ class DomainAware(Weighting):
     alpha: float = setting(1.0, "weight of the size, Eq. 11", low=0.0)
     beta: float = setting(0.4, "weight of the discrepancy, Eq. 11", low=0.0)
     total: str = setting("participants", "whose examples N counts", choices=("participants", "all"))
-    ahead = True
+    from_enrolments = True
     needs = frozenset({"domain_ids"})
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:

@@ -13,25 +13,15 @@ from torch import Tensor
 from fedshift import Aggregator, Part, Scope, Server, Tree, Uniform, Update, Weighting, setting
 from fedshift.core.reply_stack import blocks, layer_by_layer, weighted_sum
 
-Array = NDArray[np.float64]
-
-
+Matrix = NDArray[np.float64]
 BLOCK = 2**14  # columns at a time: clients x BLOCK floats are all that is ever stacked
-
-
 WIDE = 2**16  # from here on products are in float32 and their sums in float64
-
-
 RIDGE = 1e-10  # picks the most even of several solutions, costs at most this much in the norm
-
-
 ZERO = 1e-6  # squared norm of the consensus of unit vectors from which on it is a direction
-
-
 UNITS = ("module", "tensor")
 
 
-def gram(tensors: Sequence[Tensor], origin: Tensor) -> Array:
+def gram(tensors: Sequence[Tensor], origin: Tensor) -> Matrix:
     """Inner products (n, n) of the tensors less ``origin``, block by block of columns."""
     n, exact = len(tensors), origin.numel() < WIDE
     out = np.zeros((n, n))
@@ -41,7 +31,7 @@ def gram(tensors: Sequence[Tensor], origin: Tensor) -> Array:
     return out
 
 
-def min_norm_weights(inner: Array) -> Array:
+def min_norm_weights(inner: Matrix) -> Matrix:
     """Eq. 8: argmin |sum_k u_k d_k|^2 over the simplex, from the Gram matrix (n, n) of the d_k.
 
     By homogeneity this is the direction of argmin u'(G + 11')u - 2 1'u over u >= 0, which the
@@ -59,18 +49,18 @@ def min_norm_weights(inner: Array) -> Array:
             break
         used[best] = True
         u, used = _descend(h, u, used)
-    weights: Array = u / u.sum()
+    weights: Matrix = u / u.sum()
     return weights
 
 
-def _solve(h: Array, used: NDArray[np.bool_]) -> Array:
+def _solve(h: Matrix, used: NDArray[np.bool_]) -> Matrix:
     """The unconstrained minimum on the clients ``used``, zero elsewhere."""
     out = np.zeros(len(h))
     out[used] = np.linalg.solve(h[np.ix_(used, used)], np.ones(used.sum()))
     return out
 
 
-def _shrink(h: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _shrink(h: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
     """A feasible start: from all clients, leave out those whose weight is negative."""
     used = np.ones(len(h), dtype=bool)
     while True:
@@ -80,7 +70,7 @@ def _shrink(h: Array) -> tuple[Array, NDArray[np.bool_]]:
         used &= u > 0
 
 
-def _descend(h: Array, u: Array, used: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+def _descend(h: Matrix, u: Matrix, used: NDArray[np.bool_]) -> tuple[Matrix, NDArray[np.bool_]]:
     """Towards the minimum on ``used``; clients whose weight would turn negative leave."""
     used = used.copy()
     while True:
@@ -96,7 +86,7 @@ def _descend(h: Array, u: Array, used: NDArray[np.bool_]) -> tuple[Array, NDArra
         u[~used] = 0.0
 
 
-def consensus(inner: Array, degenerate: str = "stay") -> Array:
+def consensus(inner: Matrix, degenerate: str = "stay") -> Matrix:
     """Eq. 8: c (n,) with ``sum_k c_k v_k`` the consensus of updates v of Gram matrix (n, n).
 
     d_k = v_k / |v_k|, c_k = mean_j |v_j| u_k / |v_k|. A client whose update is zero has no
@@ -116,7 +106,7 @@ def consensus(inner: Array, degenerate: str = "stay") -> Array:
     return c
 
 
-def similarity_weights(inner: Array, tau: float) -> Array:
+def similarity_weights(inner: Matrix, tau: float) -> Matrix:
     """Eq. 9: rows of ``softmax(cos(p_i, p_j) / tau)`` (n, n) from the Gram matrix of the p_k.
 
     A tensor of zeros is like itself and like no other.
@@ -125,7 +115,7 @@ def similarity_weights(inner: Array, tau: float) -> Array:
     cosine = inner / np.maximum(np.outer(length, length), np.finfo(float).tiny)
     np.fill_diagonal(cosine, 1.0)
     powers = np.exp((cosine - cosine.max(1, keepdims=True)) / tau)
-    rows: Array = powers / powers.sum(1, keepdims=True)
+    rows: Matrix = powers / powers.sum(1, keepdims=True)
     return rows
 
 
@@ -168,7 +158,7 @@ class LayerConsensus(Aggregator):
         return layer_by_layer(agreed, layers, updates)
 
 
-def moved(origin: Tensor, tensors: Sequence[Tensor], c: Array) -> Tensor:
+def moved(origin: Tensor, tensors: Sequence[Tensor], c: Matrix) -> Tensor:
     """``origin + sum_k c_k (tensor_k - origin)``."""
     start = origin if origin.numel() >= WIDE else origin.double()
     moves = weighted_sum(tensors, torch.from_numpy(c).to(start.dtype))

@@ -17,19 +17,13 @@ from torch.utils.hooks import RemovableHandle
 from fedshift import ConfigError, Net, Output
 
 Statistics = tuple[Tensor, Tensor]  # mean and biased variance, (C,) each
-
-
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)  # noqa: SLF001
-
-
 FORMS = ("ghost", "literal", "ghost-everywhere")
-
-
 MEAN, VARIANCE = "erased/mean", "erased/variance"  # in ``Output.aux``, "{key}/{depth}"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LayerForm:
     """How every layer is taken apart."""
 
     ratio: int = 2  # G
@@ -87,15 +81,17 @@ class Decomposed(nn.Module):
     follows, else it is ``bn_dfe`` here; the ReLU after it is always the backbone's.
     """
 
-    def __init__(self, f: nn.Conv2d | nn.Linear, recipe: Recipe, *, own_norm: bool) -> None:
+    def __init__(self, f: nn.Conv2d | nn.Linear, layer_form: LayerForm, *, own_norm: bool) -> None:
         super().__init__()
         conv = isinstance(f, nn.Conv2d)
-        self.identity = recipe.form == "ghost-everywhere" or (recipe.form == "ghost" and conv)
-        self.inner_relu = recipe.inner_relu
+        self.identity = layer_form.form == "ghost-everywhere" or (
+            layer_form.form == "ghost" and conv
+        )
+        self.inner_relu = layer_form.inner_relu
         self.channels = f.out_channels if isinstance(f, nn.Conv2d) else f.out_features  # T
-        inner, maps = ceil(self.channels / recipe.ratio), recipe.ratio - self.identity
+        inner, maps = ceil(self.channels / layer_form.ratio), layer_form.ratio - self.identity
         norm = nn.BatchNorm2d if conv else nn.BatchNorm1d
-        self.dfe = extractor(f, inner, recipe.padding)
+        self.dfe = extractor(f, inner, layer_form.padding)
         self.bn_dse = norm(inner)
         self.dse: nn.Module = (
             nn.Conv2d(inner, inner * maps, 3, padding=1, groups=inner, bias=False)
@@ -225,7 +221,7 @@ def refusal(path: str, module: nn.Module, how: str = "") -> ConfigError:
     )
 
 
-def decompose(net: Net, recipe: Recipe, leave: str = "") -> None:
+def decompose(net: Net, layer_form: LayerForm, leave: str = "") -> None:
     """Replace, in place, every conv and linear layer but the head; refuse what cannot be."""
     left = leave.split()
     for path in left:
@@ -243,7 +239,7 @@ def decompose(net: Net, recipe: Recipe, leave: str = "") -> None:
     for found in layers:
         layer = Decomposed(
             net.get_submodule(found.path),  # type: ignore[arg-type]
-            recipe,
+            layer_form,
             own_norm=found.norm is None,
         )
         layer.norm_path = found.norm or f"{found.path}.bn_dfe"

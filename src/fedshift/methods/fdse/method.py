@@ -33,7 +33,7 @@ from fedshift import (
     tree,
 )
 from fedshift.methods.fdse.consensus import LayerConsensus, SimilarityMixing
-from fedshift.methods.fdse.layers import FORMS, MEAN, VARIANCE, Recipe, decompose, decomposed
+from fedshift.methods.fdse.layers import FORMS, MEAN, VARIANCE, LayerForm, decompose, decomposed
 
 ADAPT_BATCH = 50  # the paper's batch size
 
@@ -69,7 +69,7 @@ class DecomposeLayers(Part):
 
     def build(self, net: Net) -> None:
         """Sec. 4.1, in place."""
-        decompose(net, Recipe(self.G, self.form, self.padding, self.inner_relu), self.leave)
+        decompose(net, LayerForm(self.G, self.form, self.padding, self.inner_relu), self.leave)
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """Sec. 4.3, by module."""

@@ -181,12 +181,12 @@ class ContrastiveProjector(Part):
     def _anchor(self, client: Client, batch: Batch) -> Tensor:
         """phi_g(x_p): once per visit, or per batch where x_p is mixed anew on each."""
         changing = own_labels(client) is not None and not self.stale_anchor
-        place: dict[str, Any] = batch.memo if changing else client.state[self.name]
+        memo: dict[str, Any] = batch.memo if changing else client.state[self.name]
         key = f"{self.name}/anchor"
-        if key not in place:
+        if key not in memo:
             out = call_frozen(client.net, client.received, pseudo_inputs(client))
-            place[key] = out.features
-        anchor: Tensor = place[key]
+            memo[key] = out.features
+        anchor: Tensor = memo[key]
         return anchor
 
     def _contrast(self, client: Client, step: Step, z: Features) -> Tensor:

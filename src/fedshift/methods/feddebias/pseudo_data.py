@@ -145,7 +145,7 @@ class PseudoData(Part):
     # what the client sees of it
     def begin(self, client: Client) -> None:
         """D_p of this visit: ``batch`` as received, ``x`` as the losses see it."""
-        batch = client.mail(self).get("batch", client.state[self.name].get("batch"))
+        batch = client.payload(self).get("batch", client.state[self.name].get("batch"))
         assert batch is not None  # it is sent at a client's first visit
         client.state[self.name] = {"batch": batch, "x": batch}
 

@@ -46,9 +46,9 @@ class Aligned(Declares):
 
     def lam(self, client: Client, step: Step) -> float:
         """lambda_p at this batch."""
-        place = client.scenario
+        scenario = client.scenario
         p = progress(
-            step.batch.index, visit_batches(client), round_=client.round - 1, rounds=place.rounds
+            step.batch.index, visit_batches(client), round_=client.round - 1, rounds=scenario.rounds
         )
         return coefficient(p, self.gamma)
 
@@ -99,11 +99,11 @@ def _grant(side: str) -> str:
 
 def visit_batches(client: Client) -> int:
     """B: batches of the scenario's budget; a trailing single row joins the batch before it."""
-    place = client.scenario
-    if place.steps:
-        return place.steps
-    full, rest = divmod(client.examples, place.batch_size)
-    return (place.epochs or 1) * max(1, full + (rest > 1))
+    scenario = client.scenario
+    if scenario.steps:
+        return scenario.steps
+    full, rest = divmod(client.examples, scenario.batch_size)
+    return (scenario.epochs or 1) * max(1, full + (rest > 1))
 
 
 @dataclass(frozen=True)

@@ -96,16 +96,17 @@ class FederatedVoting(Part):
 
     def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor) -> None:
         """One step per batch on ``server.net``, in place."""
-        target, place = server.resources["server_unlabelled"], server.scenario
-        chunks = split_rows(torch.arange(len(rows)), self.voting_batch or place.batch_size)
+        target, scenario = server.resources["server_unlabelled"], server.scenario
+        chunks = split_rows(torch.arange(len(rows)), self.voting_batch or scenario.batch_size)
         weights = [
             coefficient(
-                progress(b, len(chunks), round_=server.round - 1, rounds=place.rounds), self.gamma
+                progress(b, len(chunks), round_=server.round - 1, rounds=scenario.rounds),
+                self.gamma,
             )
             for b in range(len(chunks))
         ]
         turn = self._turn(server, weights)
-        keep = place.optimiser_state == "keep"
+        keep = scenario.optimiser_state == "keep"
         if keep:
             restore_optimiser(turn, tree.under("optimiser", server.state[self.name]))
         log = Log()
@@ -144,7 +145,7 @@ class FederatedVoting(Part):
 
     def begin(self, client: Client) -> None:
         """Start from G in place of G*."""
-        load(client.net, client.mail(self))
+        load(client.net, client.payload(self))
 
 
 def forward(net: Net, batch: Batch, *, keep_statistics: bool) -> Output:

@@ -20,11 +20,7 @@ from fedshift.base.tree import Tree
 from fedshift.core.message import Message
 
 ALIGNED = 16  # bytes: the widest number of torch
-
-
-Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape
-
-
+TensorLayout = list[tuple[str, str, list[int]]]  # name, dtype, shape
 M = TypeVar("M", bound=Message)
 
 
@@ -36,15 +32,15 @@ class Envelope:
     blocks: Mapping[str, bytes]
 
 
-def seal(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelope:
+def to_envelope(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelope:
     """Put messages into one envelope.
 
     ``packed`` remembers blocks by the tree they were made of, which must outlive it: what many
     messages carry is packed once.
     """
     blocks: dict[int, bytes] = {}
-    layouts: list[Layout] = []
-    mail = []
+    layouts: list[TensorLayout] = []
+    rows = []
     for message in messages:
         row: dict[str, Any] = {"scalars": message.scalars(), "sections": {}}
         for section in message.SECTIONS:
@@ -57,26 +53,26 @@ def seal(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelope:
                 blocks[id(entries)] = packed[id(entries)]
                 layouts.append(layout(entries))
             row["sections"][section] = list(blocks).index(id(entries))
-        mail.append(row)
-    words = json.dumps({"mail": mail, "layouts": layouts})
+        rows.append(row)
+    words = json.dumps({"mail": rows, "layouts": layouts})
     return Envelope(words, {str(i): block for i, block in enumerate(blocks.values())})
 
 
-def unseal(envelope: Envelope, kind: type[M]) -> list[M]:
-    """Inverse of :func:`seal`; every tree in memory of its own."""
+def from_envelope(envelope: Envelope, kind: type[M]) -> list[M]:
+    """Inverse of :func:`to_envelope`; every tree in memory of its own."""
 
-    def sections(places: Mapping[str, int]) -> dict[str, Any]:
-        return {s: unpack(envelope.blocks[str(i)], layouts[i]) for s, i in places.items()}
+    def sections(blocks_of: Mapping[str, int]) -> dict[str, Any]:
+        return {s: unpack(envelope.blocks[str(i)], layouts[i]) for s, i in blocks_of.items()}
 
     try:
         content = json.loads(envelope.words)
-        layouts: list[Layout] = content["layouts"]
+        layouts: list[TensorLayout] = content["layouts"]
         return [kind(**row["scalars"], **sections(row["sections"])) for row in content["mail"]]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise RunError(f"not an envelope of fedshift, or a damaged one ({error!r})") from error
 
 
-def layout(entries: Tree) -> Layout:
+def layout(entries: Tree) -> TensorLayout:
     """Names, dtypes and shapes, in order."""
     return [(name, str(t.dtype).removeprefix("torch."), [*t.shape]) for name, t in entries.items()]
 
@@ -90,7 +86,7 @@ def pack(entries: Tree) -> bytes:
     return b"".join(pieces)
 
 
-def unpack(block: bytes, entries: Layout) -> Tree:
+def unpack(block: bytes, entries: TensorLayout) -> Tree:
     """Inverse of :func:`pack`: views of one copy of the block."""
     memory = torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0)
     out: Tree = {}

@@ -25,12 +25,18 @@ from fedshift.base.errors import RunError
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
 from fedshift.transports.flower.envelope import Envelope
-from fedshift.transports.flower.site import Desk, Header, Node, OpenWorker, WhoAmI, complaint, named
-from fedshift.transports.flower.transport import FlowerTransport, Letter, Patience, Reply
+from fedshift.transports.flower.site import (
+    Header,
+    NodeConfig,
+    OpenWorker,
+    SiteHandler,
+    WhoAmI,
+    error_line,
+    named,
+)
+from fedshift.transports.flower.transport import FlowerTransport, SiteReply, SiteRequest, Timeouts
 
 Connect = Callable[[Plan], Transport]
-
-
 HANDLER_FAILED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
@@ -64,13 +70,13 @@ def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
         whoami: (run, node) -> the client's id.
     """
     app = ClientApp()
-    desk = Desk(open_worker, whoami)
+    handler = SiteHandler(open_worker, whoami)
 
     def answer(message: Message, context: Context) -> Message:
-        return respond(message, context, desk.answer)
+        return respond(message, context, handler.answer)
 
     def introduce(message: Message, context: Context) -> Message:
-        return respond(message, context, lambda header, _, node: desk.introduce(header, node))
+        return respond(message, context, lambda header, _, node: handler.introduce(header, node))
 
     app.train()(answer)
     app.query()(answer)
@@ -79,7 +85,7 @@ def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
 
 
 def respond(
-    message: Message, context: Context, handle: Callable[[Header, Envelope, Node], Envelope]
+    message: Message, context: Context, handle: Callable[[Header, Envelope, NodeConfig], Envelope]
 ) -> Message:
     """The handler's answer, or its error as an error reply of one line."""
     try:
@@ -87,12 +93,12 @@ def respond(
         node = {**context.run_config, **context.node_config}
         answer = handle(header, envelope, node)
     except Exception as error:  # whatever it is, the server has to hear of it
-        return Message(Error(HANDLER_FAILED, complaint(error)), reply_to=message)
+        return Message(Error(HANDLER_FAILED, error_line(error)), reply_to=message)
     return Message(to_records(answer, None, {}), reply_to=message)
 
 
 def server_app(
-    play: Callable[[Connect, Mapping[str, Any]], object], patience: Patience | None = None
+    play: Callable[[Connect, Mapping[str, Any]], object], patience: Timeouts | None = None
 ) -> ServerApp:
     """A ServerApp around our own loop.
 
@@ -111,14 +117,14 @@ def server_app(
     return app
 
 
-def connected(grid: Grid, patience: Patience | None = None) -> Connect:
+def connected(grid: Grid, patience: Timeouts | None = None) -> Connect:
     """A grid as the transport of a run, for ``Options(transport=...)``."""
     return lambda plan: FlowerTransport(
-        GridPost(grid), plan.config, store=plan.store, patience=patience, policy=plan.policy
+        FlowerGrid(grid), plan.config, store=plan.store, patience=patience, policy=plan.policy
     )
 
 
-class GridPost:
+class FlowerGrid:
     """Flower's grid as the :class:`~fedshift.transports.flower.transport.Post` that we use."""
 
     def __init__(self, grid: Grid) -> None:
@@ -128,34 +134,36 @@ class GridPost:
         """See :class:`Post`."""
         return set(self.grid.get_node_ids())
 
-    def send(self, letters: Sequence[Letter]) -> list[str]:
+    def send(self, requests: Sequence[SiteRequest]) -> list[str]:
         """See :class:`Post`."""
         arrays: dict[int, Array] = {}
         messages = [
-            Message(to_records(letter.envelope, letter.header, arrays), letter.node, letter.kind)
-            for letter in letters
+            Message(
+                to_records(request.envelope, request.header, arrays), request.node, request.kind
+            )
+            for request in requests
         ]
         tickets = list(self.grid.push_messages(messages))
-        if len(tickets) < len(letters) or not all(tickets):
+        if len(tickets) < len(requests) or not all(tickets):
             raise RunError(
-                f"Flower took {sum(map(bool, tickets))} of {len(letters)} letters; see its log"
+                f"Flower took {sum(map(bool, tickets))} of {len(requests)} letters; see its log"
             )
         return tickets
 
-    def fetch(self, tickets: set[str]) -> list[Reply]:
+    def fetch(self, tickets: set[str]) -> list[SiteReply]:
         """See :class:`Post`."""
         return [self._read(message) for message in self.grid.pull_messages(tickets)]
 
     @staticmethod
-    def _read(message: Message) -> Reply:
+    def _read(message: Message) -> SiteReply:
         ticket = message.metadata.reply_to_message_id
         if message.has_error():
             reason = message.error.reason or f"Flower's error {message.error.code}"
-            return Reply(ticket, None, reason)
+            return SiteReply(ticket, None, reason)
         try:
-            return Reply(ticket, from_records(message.content)[0])
+            return SiteReply(ticket, from_records(message.content)[0])
         except (KeyError, TypeError, ValueError) as error:
-            return Reply(ticket, None, f"not a reply of fedshift ({error!r})")
+            return SiteReply(ticket, None, f"not a reply of fedshift ({error!r})")
 
 
 class InMemoryGrid(Grid):

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift.base.errors import ConfigError
+from fedshift.base.process import tune_process
 from fedshift.core.config import RunConfig
 from fedshift.core.state import DiskStore, MemoryStore
 from fedshift.engine.build import Plan
 from fedshift.engine.visit import Worker
-from fedshift.transports.flower.site import Node
+from fedshift.transports.flower.site import NodeConfig
 from fedshift.transports.flower.transport import FlowerTransport
 from fedshift.transports.pool import Start, open_plan, start_of
 from fedshift.transports.shared_memory import Reader, Writer
@@ -28,9 +29,10 @@ class Opener:
     token: str
     start: Start
 
-    def __call__(self, run: RunConfig, node: Node) -> Worker:  # noqa: ARG002  known from the start
+    def __call__(self, run: RunConfig, node: NodeConfig) -> Worker:  # noqa: ARG002  known from the start
         """See :data:`~fedshift.transports.flower.site.OpenWorker`."""
         if self.token not in _resident:
+            tune_process(worker=True)  # an actor is a process of ours
             _resident.clear()
             _resident[self.token] = open_plan(self.start, Reader()).worker()
         return _resident[self.token]
@@ -42,13 +44,13 @@ class Numbered:
 
     clients: tuple[str, ...]
 
-    def __call__(self, run: RunConfig, node: Node) -> str:  # noqa: ARG002  known from the start
+    def __call__(self, run: RunConfig, node: NodeConfig) -> str:  # noqa: ARG002  known from the start
         """See :data:`~fedshift.transports.flower.site.WhoAmI`."""
         return self.clients[int(node["partition-id"])]
 
 
 class Local(FlowerTransport):
-    """``--transport flower``: as many actors as ``plan.workers``, loopback only."""
+    """Flower's simulation: as many actors as ``plan.workers``, loopback only."""
 
     def __init__(self, plan: Plan) -> None:
         require_flower()
@@ -62,8 +64,8 @@ class Local(FlowerTransport):
         opener = Opener(uuid.uuid4().hex, start_of(plan, store, self._data))
         app = grid.client_app(opener, Numbered(clients))
         self._simulation = grid.Simulation(app, len(clients), plan.workers)
-        post = grid.GridPost(self._simulation.grid)
-        super().__init__(post, plan.config, store=store, policy=plan.policy)
+        opened = grid.FlowerGrid(self._simulation.grid)
+        super().__init__(opened, plan.config, store=store, policy=plan.policy)
 
     def close(self) -> None:
         """End Flower and Ray."""

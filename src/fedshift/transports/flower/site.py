@@ -14,15 +14,11 @@ from fedshift.base.version import __version__
 from fedshift.core.config import RunConfig, parse_config
 from fedshift.core.message import Broadcast
 from fedshift.engine.visit import Worker
-from fedshift.transports.flower.envelope import Envelope, seal, unseal
+from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
 
-Node = Mapping[str, Any]  # what the node was started with, over what the run was started with
-
-
-OpenWorker = Callable[[RunConfig, Node], Worker]
-
-
-WhoAmI = Callable[[RunConfig, Node], str]
+NodeConfig = Mapping[str, Any]  # what the node was started with, over what the run was started with
+OpenWorker = Callable[[RunConfig, NodeConfig], Worker]
+WhoAmI = Callable[[RunConfig, NodeConfig], str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Header:
         return parse_config({"run": json.loads(self.run)}, "the server's message")
 
 
-def named(run: RunConfig, node: Node) -> str:  # noqa: ARG001  one answer of several
+def named(run: RunConfig, node: NodeConfig) -> str:  # noqa: ARG001  one answer of several
     """The client that the node was started as: ``--node-config 'client="berlin"'``."""
     if "client" not in node:
         raise ConfigError(
@@ -58,36 +54,36 @@ def named(run: RunConfig, node: Node) -> str:  # noqa: ARG001  one answer of sev
 
 
 @dataclass(frozen=True)
-class Desk:
+class SiteHandler:
     """Answers letters at a site; a worker is opened per letter, unless the opener keeps it."""
 
     open_worker: OpenWorker
     whoami: WhoAmI = named
 
-    def introduce(self, header: Header, node: Node) -> Envelope:
+    def introduce(self, header: Header, node: NodeConfig) -> Envelope:
         """Which client this node is."""
         return Envelope(json.dumps({"client": self.whoami(header.read(), node)}), {})
 
-    def answer(self, header: Header, envelope: Envelope, node: Node) -> Envelope:
+    def answer(self, header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
         """Play every message of the envelope, in order; one envelope of replies."""
         run = header.read()
         me = self.whoami(run, node)
-        mail = unseal(envelope, Broadcast)
-        for message in mail:
+        messages = from_envelope(envelope, Broadcast)
+        for message in messages:
             if message.client != me:
                 raise RunError(f"mail for client {message.client} came to {me}; start the run anew")
         with one_thread():
             worker = self.open_worker(run, node)
-            return seal([worker.visit(message).own() for message in mail], {})
+            return to_envelope([worker.visit(message).own() for message in messages], {})
 
 
-def complaint(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """One line that :func:`heard` understands."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"
 
 
-def heard(client: str, reason: str) -> FedshiftError:
+def error_from_site(client: str, reason: str) -> FedshiftError:
     """The error that a site told of; errors of ours keep their kind, others name the site."""
     kind, _, text = reason.partition(": ")
     found = getattr(errors, kind, None)

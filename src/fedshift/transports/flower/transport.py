@@ -14,12 +14,12 @@ from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Policy
 from fedshift.core.state import MemoryStore, StateStore
-from fedshift.transports.flower.envelope import Envelope, seal, unseal
-from fedshift.transports.flower.site import Header, heard
+from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
+from fedshift.transports.flower.site import Header, error_from_site
 
 
 @dataclass(frozen=True)
-class Letter:
+class SiteRequest:
     """An envelope for one node; ``kind`` is Flower's message type."""
 
     node: int
@@ -29,7 +29,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Reply:
+class SiteReply:
     """What came back for a ticket: an envelope, or why there is none."""
 
     ticket: str
@@ -37,24 +37,24 @@ class Reply:
     failure: str = ""
 
 
-class Post(Protocol):
+class MessageGrid(Protocol):
     """The little that we ask of Flower's grid."""
 
     def nodes(self) -> set[int]:
         """Nodes that are connected."""
         ...
 
-    def send(self, letters: Sequence[Letter]) -> list[str]:
+    def send(self, requests: Sequence[SiteRequest]) -> list[str]:
         """Hand letters over; a ticket for each."""
         ...
 
-    def fetch(self, tickets: set[str]) -> list[Reply]:
+    def fetch(self, tickets: set[str]) -> list[SiteReply]:
         """Replies that have come in, possibly none."""
         ...
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long to wait, in seconds."""
 
     connect: float = 120.0  # for a site to come up
@@ -69,67 +69,67 @@ class FlowerTransport:
     in the order of the mail ends the run.
     """
 
-    borrows = 0
-    examines = False  # what other machines send is checked here
+    reply_lifetime = 0
+    checks_finite = False  # what other machines send is checked here
 
     def __init__(
         self,
-        post: Post,
+        grid: MessageGrid,
         config: RunConfig,
         *,
         store: StateStore | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         policy: Policy | None = None,
     ) -> None:
-        self.post, self.header = post, Header.of(config)
+        self.grid, self.header = grid, Header.of(config)
         self.store = store or MemoryStore()
         self.policy = policy or Policy()
-        self.patience = patience or Patience(reply=self.policy.timeout)
+        self.patience = patience or Timeouts(reply=self.policy.timeout)
         self._known: dict[int, str] = {}  # node -> client
         self._absent: set[str] = set()  # nobody waits for them again
-        self._riders: list[Broadcast] = []
+        self._attached: list[Broadcast] = []
         self._answers: list[Update] = []
 
-    def enclose(self, mail: Sequence[Broadcast]) -> None:
+    def attach(self, messages: Sequence[Broadcast]) -> None:
         """Put messages to the next training mail: a process that starts anyway plays them too."""
-        self._riders, self._answers = list(mail), []
+        self._attached, self._answers = list(messages), []
 
-    def enclosed(self) -> list[Update]:
+    def attached_replies(self) -> list[Update]:
         """The replies to what was enclosed, in any order; asks for what did not find a ride."""
-        late, self._riders = self._riders, []
+        late, self._attached = self._attached, []
         self._answers += [reply for reply in self.deliver(late) if isinstance(reply, Update)]
         found, self._answers = self._answers, []
         return found
 
-    def deliver(self, mail: Sequence[Broadcast]) -> Iterator[Update | Lost]:
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies as they arrive; what several messages say to one site goes in one letter."""
-        riders: list[Broadcast] = []
-        if any(message.task == "train" for message in mail):
-            riders, self._riders = self._riders, []
-        aside = {(m.client, m.task) for m in riders}
-        for reply in self._deliver(mail, riders):
+        attached: list[Broadcast] = []
+        if any(message.task == "train" for message in messages):
+            attached, self._attached = self._attached, []
+        aside = {(m.client, m.task) for m in attached}
+        for reply in self._deliver(messages, attached):
             if (reply.client, reply.task) not in aside:
                 yield reply
             elif isinstance(reply, Update):
                 self._answers.append(reply)
 
     def _deliver(
-        self, mail: Sequence[Broadcast], riders: Sequence[Broadcast]
+        self, messages: Sequence[Broadcast], attached: Sequence[Broadcast]
     ) -> Iterator[Update | Lost]:
-        batches: dict[str, list[Broadcast]] = {m.client: [] for m in mail}  # keeps its order
-        for message in (*riders, *mail):
+        batches: dict[str, list[Broadcast]] = {m.client: [] for m in messages}  # keeps its order
+        for message in (*attached, *messages):
             batches.setdefault(message.client, []).append(message)
         nodes = self.find(batches)
         packed: dict[int, bytes] = {}
-        letters = {
-            client: Letter(nodes[client], kind(batch), self.header, seal(batch, packed))
+        requests = {
+            client: SiteRequest(nodes[client], kind(batch), self.header, to_envelope(batch, packed))
             for client, batch in batches.items()
             if client in nodes
         }
         lost: dict[str, FedshiftError] = {
             client: RunError("it is not connected") for client in batches if client not in nodes
         }
-        for client, reply in self._exchange(letters):
+        for client, reply in self._exchange(requests):
             try:
                 yield from read(client, batches[client], reply)
             except FedshiftError as error:
@@ -164,30 +164,30 @@ class FlowerTransport:
 
     def _meet(self) -> None:
         """Forget nodes that left, and ask new ones who they are."""
-        present = self.post.nodes()
+        present = self.grid.nodes()
         self._known = {node: client for node, client in self._known.items() if node in present}
         strangers = sorted(present - self._known.keys())
         if not strangers:
             return
-        letters = {
-            f"node {node}": Letter(node, "query.whoami", self.header, Envelope("", {}))
+        requests = {
+            f"node {node}": SiteRequest(node, "query.whoami", self.header, Envelope("", {}))
             for node in strangers
         }
-        for name, reply in self._exchange(letters):
+        for name, reply in self._exchange(requests):
             if reply.envelope is None:
-                raise heard(name, reply.failure)
+                raise error_from_site(name, reply.failure)
             client = str(json.loads(reply.envelope.words)["client"])
             if client in self._known.values():
                 raise RunError(f"two sites call themselves {client!r}; give each an id of its own")
-            self._known[letters[name].node] = client
+            self._known[requests[name].node] = client
 
-    def _exchange(self, letters: Mapping[str, Letter]) -> Iterator[tuple[str, Reply]]:
+    def _exchange(self, requests: Mapping[str, SiteRequest]) -> Iterator[tuple[str, SiteReply]]:
         """Send, then give each reply as it comes; a site that is too late has a failed one."""
-        tickets = dict(zip(self.post.send(list(letters.values())), letters, strict=True))
+        tickets = dict(zip(self.grid.send(list(requests.values())), requests, strict=True))
         patience = math.inf if self.patience.reply is None else self.patience.reply
         until = time.monotonic() + patience
         while tickets:
-            replies = self.post.fetch(set(tickets))
+            replies = self.grid.fetch(set(tickets))
             for reply in replies:
                 yield tickets.pop(reply.ticket), reply
             if tickets and not replies:
@@ -195,7 +195,7 @@ class FlowerTransport:
                     break
                 time.sleep(self.patience.poll)
         for ticket, name in tickets.items():
-            yield name, Reply(ticket, None, f"did not answer within {patience:g} s")
+            yield name, SiteReply(ticket, None, f"did not answer within {patience:g} s")
 
     def close(self) -> None:
         """Nothing of ours to give back."""
@@ -206,12 +206,12 @@ def kind(batch: Sequence[Broadcast]) -> str:
     return "train" if any(message.task == "train" for message in batch) else "query"
 
 
-def read(client: str, asked: Sequence[Broadcast], reply: Reply) -> list[Update]:
+def read(client: str, asked: Sequence[Broadcast], reply: SiteReply) -> list[Update]:
     """The updates of a reply, one for each message and about it, or the error that it tells of."""
     if reply.envelope is None:
-        raise heard(client, reply.failure)
+        raise error_from_site(client, reply.failure)
     try:
-        updates = unseal(reply.envelope, Update)
+        updates = from_envelope(reply.envelope, Update)
     except RunError as error:
         raise RunError(f"site {client} sent {error}") from error
     subjects = [(u.client, u.task, u.round) for u in updates]

@@ -8,7 +8,7 @@ import torch
 
 from fedshift.core import reply_stack
 from fedshift.core.message import Update
-from fedshift.core.reply_stack import Shelf, blocks, weighted_sum
+from fedshift.core.reply_stack import ReplyStack, blocks, weighted_sum
 from fedshift.engine.round import play_round
 from fedshift.testing import start
 from fedshift.transports.wire import Wire
@@ -35,7 +35,7 @@ def replies(n: int = 4) -> list[Update]:
 def test_a_kept_reply_is_the_same_in_memory_of_its_own():
     sent = replies()
     before = [[{k: v.clone() for k, v in tree.items()} for tree in u.sections()] for u in sent]
-    room = Shelf(4)
+    room = ReplyStack(4)
     kept = [room.keep(update) for update in sent]
     for update in sent:
         for tree in update.sections():
@@ -50,8 +50,8 @@ def test_a_kept_reply_is_the_same_in_memory_of_its_own():
 
 
 @pytest.mark.parametrize("width", [4, 15, 100])
-def test_what_lies_on_a_shelf_is_read_in_place(width):
-    room = Shelf(6)  # two of them never answer
+def test_what_lies_in_a_reply_stack_is_read_in_place(width):
+    room = ReplyStack(6)  # two of them never answer
     rows = [room.keep(update).shared["w"] for update in replies()]
     expected = np.stack([row.numpy().ravel() for row in rows])
     found = list(blocks(rows, width))
@@ -94,7 +94,7 @@ def test_a_weighted_sum_has_the_precision_of_its_weights(width, monkeypatch):
 
 
 @pytest.mark.parametrize("wire", [False, True])
-def test_a_round_puts_its_replies_on_a_shelf_whatever_brought_them(wire):
+def test_a_round_puts_its_replies_on_a_stack_whatever_brought_them(wire):
     """So that a rule meets the same memory, and gives the same bits, on every transport."""
     session = start("csac")
     if wire:

@@ -21,9 +21,10 @@ from fedshift.core.registry import METHODS, build
 from fedshift.core.server import Policy
 from fedshift.engine import replies
 from fedshift.engine.preflight import check_policy
-from fedshift.experiment.run import execute, load_result
+from fedshift.experiment.run import execute
 from fedshift.experiment.session import Options, prepare
 from fedshift.experiment.session import play as play_to_the_end
+from fedshift.report.load import load_run
 from fedshift.report.results import Comparison
 from fedshift.report.screen import detail
 from fedshift.runs.record import read_lines
@@ -46,8 +47,8 @@ class Shaky(InProcess):
         super().__init__(worker)
         self.open, self.kept = list(self.faults), {}
 
-    def deliver(self, mail) -> Iterator[Update | Lost]:
-        for message in mail:
+    def deliver(self, messages) -> Iterator[Update | Lost]:
+        for message in messages:
             case = (message.round, message.task, message.client)
             if case in self.open:
                 self.open.remove(case)
@@ -150,8 +151,8 @@ def test_a_reply_that_nobody_asked_for_is_noted_and_dropped(shaky, monkeypatch):
     session = shaky("fedavg", SKIP)
     real = session.transport.deliver
 
-    def twice(mail):
-        for reply in real(mail):
+    def twice(messages):
+        for reply in real(messages):
             yield reply
             if reply.client == "dark-0":
                 yield replace(reply, shared={k: v + 1 for k, v in reply.shared.items()})
@@ -221,7 +222,7 @@ def test_a_domain_without_scores_leaves_a_gap_in_the_table(shaky):
     assert result.outcome("personal", "last").metrics.domains.keys() == {"dark"}
     assert "nan" in printed(detail(result))
     cell = Comparison([result]).cell(
-        result.label, result.config.place, "personal", "bright", "last"
+        result.label, result.config.scenario_label, "personal", "bright", "last"
     )
     assert cell.n == 0
 
@@ -307,7 +308,7 @@ def test_losses_are_in_the_summary_after_a_resume_too(shaky, tmp_path):
         "dark-0": [{"round": 3} | reason],
         "dark-1": [{"round": 1} | reason],
     }
-    assert load_result(path).summary["lost"] == result.summary["lost"]
+    assert load_run(path).summary["lost"] == result.summary["lost"]
     rows = [r for r in read_lines(path / "ledger.jsonl") if r["direction"] == "lost"]
     assert [(r["round"], r["client"], r["bytes"]) for r in rows] == [
         (1, "dark-1", 0),

@@ -14,22 +14,22 @@ from fedshift.core.message import Update
 from fedshift.core.server import Policy
 from fedshift.engine import replies
 from fedshift.engine.replies import SLACK
-from fedshift.testing import Tapped, play, start, worker
+from fedshift.testing import RecordingTransport, play, start, worker
 
 W = "head.weight"
 
 
-class Forging(Tapped):
+class Forging(RecordingTransport):
     """Changes one client's reply to one task on its way."""
 
-    examines = False
+    checks_finite = False
 
     def __init__(self, site, task: str, change: Callable[[Update], Update]):
         super().__init__(site)
         self.task, self.change = task, change
 
-    def deliver(self, mail):
-        for reply in super().deliver(mail):
+    def deliver(self, messages):
+        for reply in super().deliver(messages):
             forged = (reply.task, reply.client) == (self.task, "dark-0")
             yield self.change(reply) if forged else reply
 
@@ -110,8 +110,8 @@ def test_a_refused_update_leaves_no_trace_in_the_model(case):
     bad = play(forge(change=BAD[case][0], policy=skip), 1)
     none = forge(policy=skip)
     real = none.transport.deliver
-    none.transport.deliver = lambda mail: (
-        u for u in real(mail) if (u.task, u.client) != ("train", "dark-0")
+    none.transport.deliver = lambda messages: (
+        u for u in real(messages) if (u.task, u.client) != ("train", "dark-0")
     )
     play(none, 1)
     for key, value in none.server.shared.items():
@@ -160,10 +160,10 @@ def test_every_task_has_its_own_entries(task, changes, change, reason):
 
 
 def test_donated_entries_are_the_private_ones():
-    play(forge("fedper", "donate", newcomer="mean"), 1)
+    play(forge("fedper", "donate", private_at_new_site="mean"), 1)
     change = put("personal", W, torch.ones(1))
     with pytest.raises(RunError, match=r"donate: client dark-0 .* head.weight has shape"):
-        play(forge("fedper", "donate", change, newcomer="mean"), 1)
+        play(forge("fedper", "donate", change, private_at_new_site="mean"), 1)
 
 
 def test_the_size_limit_is_a_choice():
@@ -175,7 +175,7 @@ def test_the_size_limit_is_a_choice():
 
 def test_each_update_is_checked_once(monkeypatch):
     session, seen = start("scaffold"), []
-    real = replies.objection
+    real = replies.why_rejected
     monkeypatch.setattr(replies, "objection", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1])
     play(session, 1)
     received = [m for m in session.transport.seen if isinstance(m, Update)]

@@ -11,7 +11,7 @@ import torch
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
 from fedshift.base.files import home
-from fedshift.data.catalogue import CARDS
+from fedshift.data.catalogue import CATALOGUE
 from fedshift.data.library.datasets import add, card_of, own_datasets
 from fedshift.data.registry import DATASETS
 
@@ -67,7 +67,7 @@ def build(name, **options):
 
 
 def test_every_card_is_a_dataset_and_without_a_source_says_what_to_do():
-    for name, card in CARDS.items():
+    for name, card in CATALOGUE.items():
         entry = DATASETS.get(name)
         assert entry.summary.endswith(".")
         with pytest.raises(DataError) as caught:

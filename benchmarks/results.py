@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 SHORT = {
+    "startup": "startup.py",
     "speed": "speed.py",
     "overhead": "overhead.py",
     "aggregate": "aggregate.py",

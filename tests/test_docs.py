@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -47,6 +49,16 @@ def test_the_method_of_the_guide_keeps_the_contract(tmp_path: Path):
     (tmp_path / "head_decay.py").write_text(code)
     import_file(tmp_path / "head_decay.py")
     finite_and_moving("fedbn + head-decay[kappa=0.3]")
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
+def test_what_the_texts_import_is_there(text: Path):
+    for block in blocks(text):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedshift"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module}.{alias.name}"
 
 
 def test_every_method_is_documented():

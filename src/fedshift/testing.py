@@ -1,6 +1,9 @@
-"""The contract that every method keeps, as functions: ours, and those of other packages.
+"""The contract that every method must keep, ours or of another package, as functions.
 
-``fedshift check METHOD`` runs them; so does pytest, over everything that is registered.
+``fedshift check METHOD`` runs it on one method, and pytest on every registered one. Each clause
+runs the method on a tiny scenario, usually twice in two ways that must not differ, and compares
+every tensor bit for bit. A clause must never compare with stored results, so that it applies to any
+method. ``fedshift check`` prints a clause's whole docstring, so that has to be one line.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def _noisy(
 
 
 def tiny_scenario(**changes: Any) -> Scenario:
-    """Four clients of unequal size in two domains, three rounds, under a second."""
+    """Four clients of unequal size in two domains, a third domain unseen, three rounds."""
     base = Scenario(
         name="tiny",
         data="tiny",
@@ -80,7 +83,7 @@ def tiny_scenario(**changes: Any) -> Scenario:
 
 
 class RecordingTransport(InProcess):
-    """Keeps every message, and visits the sites in an order of its own."""
+    """In-process transport that records every message, and can visit the sites backwards."""
 
     def __init__(self, worker: Worker, *, backwards: bool = False) -> None:
         super().__init__(worker)
@@ -88,7 +91,7 @@ class RecordingTransport(InProcess):
         self.seen: list[Message] = []
 
     def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
-        """As in process."""
+        """Deliver in process, and keep a copy of each message and reply."""
         self.seen += messages
         for reply in super().deliver(messages[::-1] if self.backwards else messages):
             if isinstance(reply, Update):
@@ -99,7 +102,7 @@ class RecordingTransport(InProcess):
 def start(
     method: str | Method, *, path: Path | None = None, seed: int = 0, **changes: Any
 ) -> Session:
-    """A tiny run before round 1 (or after its last checkpoint)."""
+    """A tiny run before round 1, or resumed from its last checkpoint in ``path``."""
     config, whole = configure(method, tiny_scenario(**changes), seed=seed)
     session = prepare(config, whole, path)
     assert isinstance(session.transport, InProcess)
@@ -108,7 +111,7 @@ def start(
 
 
 def play(session: Session, rounds: int | None = None) -> Session:
-    """Further rounds, to the end by default."""
+    """Run some more rounds, by default all that remain."""
     last = session.server.scenario.rounds
     for _ in range(last - session.server.round if rounds is None else rounds):
         session.advance()
@@ -116,13 +119,16 @@ def play(session: Session, rounds: int | None = None) -> Session:
 
 
 def worker(session: Session) -> Worker:
-    """The worker behind a session in this process."""
+    """The worker of an in-process session, which holds the sites' net and state."""
     assert isinstance(session.transport, InProcess)
     return session.transport.worker
 
 
 def everything(session: Session) -> Flat:
-    """All tensors that a run leaves: shared, personal, server state, every client's state."""
+    """All tensors that a run leaves: shared, personal, server state, every client's state.
+
+    Comparing these instead of metrics catches differences that accuracy would hide.
+    """
     server = session.server
     groups: dict[str, Tree] = {"shared": server.shared}
     groups |= {f"personal/{c}": server.personal_of(c) for c in server.roster}
@@ -134,12 +140,12 @@ def everything(session: Session) -> Flat:
 
 
 def numbers(session: Session) -> list[dict[str, Any]]:
-    """Metrics of every round without the clock."""
+    """Metrics of every round, without times."""
     return [{k: v for k, v in r.items() if "seconds" not in k} for r in session.record.metrics]
 
 
 def require_same(a: Session, b: Session, what: str) -> None:
-    """Both runs left the same tensors, bit for bit, and the same metrics."""
+    """Raise unless both runs left the same tensors, bit for bit, and the same metrics."""
     left, right = everything(a), everything(b)
     odd = sorted(left.keys() ^ right.keys())
     assert not odd, f"{what}: only one of them left {odd[:3]}"
@@ -164,7 +170,7 @@ def finite_and_moving(method: str | Method) -> None:
 
 
 def in_process_equals_bytes(method: str | Method) -> None:
-    """Mail as Python objects and mail through bytes give the same run."""
+    """Messages as Python objects and messages through bytes give the same run."""
     config, whole = configure(method, tiny_scenario())
     here = play(start(method))
     there = play(prepare(config, whole, None, Options(transport="wire")))
@@ -224,14 +230,14 @@ def private_stays_private(method: str | Method) -> None:
 
 
 def order_is_irrelevant(method: str | Method) -> None:
-    """Visiting the sites in another order changes nothing."""
+    """Visiting the sites in another order gives the same run."""
     forwards, backwards = start(method), start(method)
     backwards.transport = RecordingTransport(worker(backwards), backwards=True)
     require_same(play(forwards), play(backwards), "forwards and backwards")
 
 
 def seed_decides(method: str | Method) -> None:
-    """The same seed gives the same bits, another seed other ones."""
+    """The same seed gives the same bits, another seed gives others."""
     first, second, other = play(start(method)), play(start(method)), play(start(method, seed=1))
     require_same(first, second, "one seed, twice")
     a, b = everything(first), everything(other)
@@ -245,7 +251,7 @@ def resumes_exactly(method: str | Method) -> None:
         for finished in range(whole.server.scenario.rounds):
             path = Path(folder) / str(finished)
             killed = play(start(method, path=path), finished)
-            killed.server.round += 1  # half a round: clients have written, nothing is committed
+            killed.server.round += 1  # half a round: client states are written, no checkpoint is
             first = negotiate(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(start(method, path=path))
@@ -253,12 +259,12 @@ def resumes_exactly(method: str | Method) -> None:
 
 
 class IntrusivePart(Part):
-    """Looks at everything a part may look at, as clumsily as it can."""
+    """A part that reads all that a part may read and disturbs what it may disturb."""
 
     references = frozenset({"received", "initial"})
 
     def probe(self, client: Client) -> Tree:
-        """Train-mode forward, random draws, weights overwritten: all of it must be undone."""
+        """Forward in train mode, draw random numbers, zero the weights; all must be undone."""
         client.net.train()
         x, _ = client.site.data.train.take(torch.arange(4))
         client.net(x)
@@ -285,7 +291,7 @@ def looking_leaves_no_trace(method: str | Method) -> None:
 
 
 def evaluation_leaves_no_trace(method: str | Method) -> None:
-    """Scoring is deterministic, and how often one scores changes no tensor."""
+    """Scoring is deterministic, and how often a run scores changes no tensor."""
     often, seldom = play(start(method)), play(start(method, evaluate_every=3))
     a, b = everything(often), everything(seldom)
     assert all(torch.equal(a[k], b[k]) for k in a), "scoring changed the run"
@@ -293,32 +299,43 @@ def evaluation_leaves_no_trace(method: str | Method) -> None:
     assert evaluate(*args) == evaluate(*args), "two evaluations differ"
 
 
+# The comment above each clause says what kind of bug it catches.
 CONTRACT: tuple[Callable[[str | Method], None], ...] = (
+    # a loss that diverges, or one that is identically zero and trains nothing
     finite_and_moving,
+    # a client that writes into tensors of the server, or a payload that is no tensor
     in_process_equals_bytes,
+    # state on a part, in a global or in the process instead of in client.state
     in_process_equals_pool,
+    # the same on real machines: a site keeps only its own state, and the server only messages
     in_process_equals_flower,
+    # a private entry sent by mistake, also under another name
     private_stays_private,
+    # a result that depends on a client's position, on a shared generator or on the first reply
     order_is_irrelevant,
+    # a draw from a global generator, or a seed that is ignored
     seed_decides,
+    # state that a checkpoint lacks, or that half a round has already changed
     resumes_exactly,
+    # BatchNorm statistics, generators or modes that measuring the model has changed
     looking_leaves_no_trace,
+    # a prediction that is random, or scoring that trains
     evaluation_leaves_no_trace,
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One clause of the contract for one method."""
+    """The result of one clause for one method."""
 
     clause: str
     promise: str
-    failure: str  # empty: kept
-    skipped: str = ""  # why it was not looked at
+    failure: str  # why it is broken; empty if it is kept
+    skipped: str = ""  # why it was not run
 
 
 def check_contract(method: str | Method) -> list[Verdict]:
-    """Every clause, each kept or broken with the reason."""
+    """Run every clause on one thread: kept, broken with the reason, or skipped."""
     out = []
     with one_thread():
         for clause in CONTRACT:

@@ -13,7 +13,7 @@ RUN = ["run", "--method", "fedavg", "--scenario", "digits", "--rounds", "1"]
     ("options", "words"),
     [
         (["--on-loss", "hope"], "on_loss is 'hope'; it takes fail, skip or wait"),
-        (["--on-loss", "wait"], "add --timeout"),
+        (["--on-loss", "wait"], "set timeout to the seconds to wait (--timeout SECONDS)"),
         (["--min-sites", "0"], "min_sites is 0"),
     ],
 )

@@ -353,9 +353,9 @@ class Three(Part):
 
 
 def test_a_part_that_cannot_miss_a_site_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"everybody needs every client .* wait or fail"):
+    with pytest.raises(ConfigError, match=r"everybody needs every client .* on_loss=wait or fail"):
         check_policy(Method((Everybody(),)), SKIP)
-    with pytest.raises(ConfigError, match=r"three compares .* --min-sites 3"):
+    with pytest.raises(ConfigError, match=r"three compares .* min_sites=3"):
         check_policy(Method((Three(),)), SKIP)
     check_policy(Method((Three(),)), Policy("skip", min_sites=3))
     check_policy(Method((Everybody(), Three())), Policy())
@@ -365,7 +365,7 @@ def test_a_part_that_cannot_miss_a_site_is_refused_by_name():
     ("values", "words"),
     [
         ({"on_loss": "hope"}, "fail, skip or wait"),
-        ({"on_loss": "wait"}, "add --timeout"),
+        ({"on_loss": "wait"}, "set timeout to the seconds"),
         ({"timeout": 0.0}, "timeout is 0.0"),
         ({"min_sites": 0}, "min_sites is 0"),
         ({"max_bytes": -1}, "max_bytes is -1"),

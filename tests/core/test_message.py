@@ -82,13 +82,16 @@ def test_bytes_are_told_apart_by_kind():
         "payload/control": 2 * 4 + 4,
         "payload/probe": 8,
     }
-    assert message.weigh() == expected
+    assert message.bytes_by_kind() == expected
     assert message.nbytes == sum(expected.values())
 
 
 def test_kinds_that_weigh_nothing_are_left_out():
-    assert set(Broadcast("c", "enrol", 0).weigh()) == {"scalars"}
-    assert set(Broadcast("c", "train", 1, {"w": torch.ones(2)}).weigh()) == {"scalars", "shared"}
+    assert set(Broadcast("c", "enrol", 0).bytes_by_kind()) == {"scalars"}
+    assert set(Broadcast("c", "train", 1, {"w": torch.ones(2)}).bytes_by_kind()) == {
+        "scalars",
+        "shared",
+    }
 
 
 @given(TREES, TREES, TREES)

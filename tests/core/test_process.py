@@ -11,7 +11,7 @@ import pytest
 LOOK = """
 import sys
 import torch
-from fedshift.base.process import keep_memory
+from fedshift.base.process import keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -29,7 +29,7 @@ def flags(address):
 
 if sys.argv[1] == "kept":
     before = resident()
-    keep_memory()
+    keep_freed_memory()
     assert resident() - before < 2**26, "addresses alone cost no memory"
 tensors = [torch.ones(2**22) for _ in range(3)]
 print(*flags(tensors[-1].data_ptr()))

@@ -342,9 +342,9 @@ class Curious(Part):
         return {"labels": client.resources["client_target_unlabelled"].labels}
 
 
-def test_the_targets_inputs_reach_clients_without_labels_and_only_if_granted():
+def test_the_targets_inputs_reach_clients_without_labels_and_only_if_allowed():
     method = Method((Curious(),))
-    with pytest.raises(NotAllowedError, match="--grant client_target_unlabelled"):
+    with pytest.raises(NotAllowedError, match="add 'client_target_unlabelled'"):
         start(method)
     session = start(method, allow=("client_target_unlabelled",))
     session.advance()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,9 @@ def test_every_card_is_a_dataset_and_without_a_source_says_what_to_do():
             entry.build()
         text = str(caught.value)
         assert f"dataset {name!r} is not prepared and has no source" in text
-        assert f"`fedshift data prepare {name} --from DIR` takes DIR/<domain>" in text
+        assert f"`fedshift data prepare {name}`" in text
+        assert "from a folder DIR with DIR/<domain>" in text
+        assert caught.value.options[-1] == ("from=hub or DIR" if card.hub else "from=DIR")
         assert all(hub.id in text for hub in card.hub)
         assert "\n" not in text
 
@@ -221,11 +224,13 @@ def test_a_failed_addition_leaves_no_card(tmp_path):
         card_of("nothing")
 
 
-def test_a_card_that_cannot_be_read_is_a_note_not_an_end():
+def test_a_card_that_cannot_be_read_is_a_note_not_an_end(caplog):
     (home() / "own").mkdir(parents=True)
     (home() / "own" / "bad.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"bad.json is not a card .*; add the data again"):
-        own_datasets()
+    own_datasets()
+    own_datasets()
+    (note,) = caplog.messages  # once, however often it is looked at
+    assert re.search(r"bad.json is not a card .*; add the data again", note)
 
 
 def test_real_digits(real):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedshift.base.errors import ConfigError, DataError
 from fedshift.base.seeds import generator
-from fedshift.data.dealing.holdings import table
+from fedshift.data.dealing.holdings import count_holdings
 from fedshift.data.dealing.label_skew import Dirichlet, Pathological, SequentialDirichlet
 from fedshift.data.dealing.partitions import (
     F2DC,
@@ -22,8 +22,9 @@ from fedshift.data.dealing.partitions import (
     deal,
 )
 from fedshift.data.samples import Domain
-from fedshift.report import partition
-from fedshift.report.partition import plot, render_table
+from fedshift.report import optional
+from fedshift.report.figures import partition as plot
+from fedshift.report.partition import render_table
 
 seeds = st.integers(0, 9)
 
@@ -293,7 +294,7 @@ def test_a_clients_part_of_a_class_has_the_variance_of_a_dirichlet(alpha):
     """Var of one entry of Dir(alpha, ..., alpha) over N: (1/N)(1 - 1/N) / (N alpha + 1)."""
     domains = {"a": make("a", np.arange(800) % 4)}
     plan = Dirichlet(clients=5, alpha=alpha, min_size=1)
-    counts = [table(dealt(plan, domains, seed), domains).counts for seed in range(120)]
+    counts = [count_holdings(dealt(plan, domains, seed), domains).counts for seed in range(120)]
     parts = np.stack(counts) / 200
     assert parts.mean() == pytest.approx(1 / 5)
     assert parts.var() == pytest.approx(0.16 / (5 * alpha + 1), rel=0.15)
@@ -322,7 +323,7 @@ def test_sequential_dirichlet_ends_with_even_sizes_for_any_client_count(clients,
 def test_pathological_clients_hold_exactly_k_classes_evenly(clients, k, seed):
     domains = {"a": make("a", np.arange(80) % 4)}
     shares = dealt(Pathological(clients=clients, classes_per_client=k), domains, seed)
-    counts = table(shares, domains).counts[:, 0]
+    counts = count_holdings(shares, domains).counts[:, 0]
     assert ((counts > 0).sum(1) == k).all()
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1
@@ -376,10 +377,10 @@ def test_a_domain_without_training_rows_or_split_is_named():
 
 def test_the_table_counts_clients_domains_and_classes():
     domains = {"a": make("a", [0, 0, 1, 2]), "b": make("b", [3, 3, 3])}
-    made = table(dealt(Pooled(), domains), domains)
+    made = count_holdings(dealt(Pooled(), domains), domains)
     assert made.counts.tolist() == [[[2, 1, 1, 0], [0, 0, 0, 3]]]
     assert made.mixed
-    apart = table(dealt(PerDomain(), domains), domains)
+    apart = count_holdings(dealt(PerDomain(), domains), domains)
     assert apart.counts.tolist() == [[[2, 1, 1, 0], [0] * 4], [[0] * 4, [0, 0, 0, 3]]]
     assert not apart.mixed
 
@@ -393,7 +394,7 @@ def text(shown) -> list[list[str]]:
 
 def test_the_rendered_table_names_each_client_once():
     domains = {"a": make("a", [0, 0, 1, 2]), "b": make("b", [3, 3, 3])}
-    lines = text(table(dealt(Pooled(), domains), domains))
+    lines = text(count_holdings(dealt(Pooled(), domains), domains))
     assert lines == [
         ["pooled", "a", "2", "1", "1", "-", "4"],
         ["b", "-", "-", "-", "3", "3"],
@@ -402,7 +403,7 @@ def test_the_rendered_table_names_each_client_once():
 
 def test_many_classes_are_summed_up():
     domains = {"a": make("a", [17] * 3 + [2], classes=20)}
-    assert text(table(dealt(PerDomain(), domains), domains)) == [
+    assert text(count_holdings(dealt(PerDomain(), domains), domains)) == [
         ["a-0", "a", "2", "17", "(75%)", "4"]
     ]
 
@@ -415,7 +416,7 @@ def test_the_bars_of_a_client_add_up_to_its_rows(classes, plan, tmp_path):
     pytest.importorskip("matplotlib")
     domains = world(60, 80, classes=classes)
     shares = dealt(plan, domains)
-    figure = plot(table(shares, domains))
+    figure = plot(count_holdings(shares, domains))
     axes = figure.axes[0]
     ends = np.zeros(len(shares))
     total = np.zeros(len(shares))
@@ -429,10 +430,9 @@ def test_the_bars_of_a_client_add_up_to_its_rows(classes, plan, tmp_path):
 
 
 def test_without_matplotlib_the_figure_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(partition.importlib.util, "find_spec", lambda name: None)
-    domains = world(40)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"fedshift\[report\]"):
-        plot(table(dealt(PerDomain(), domains), domains))
+        optional.figures()
 
 
 def looks(n: int, angles: int = 3) -> dict[str, Domain]:

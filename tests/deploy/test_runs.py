@@ -131,7 +131,7 @@ def test_noise_from_a_seed_is_refused_before_anybody_is_asked(control):
 
 def test_a_target_is_asked_for_before_anybody_is_waited_for(control):
     for method, words in (
-        ("fedka", "needs unlabelled inputs of a target at the server; give --target"),
+        ("fedka", "needs unlabelled inputs of a target at the server; name a folder"),
         ("fedka[target_at=client]", "needs the target's inputs at every site"),
     ):
         config = fed.configured("fedavg").model_copy(

@@ -192,7 +192,9 @@ def test_q_counts_every_domain_of_the_federation_not_only_those_that_are_there(t
 
 
 def test_domains_have_to_be_known():
-    with pytest.raises(NotAllowedError, match=r"domain-aware needs .*add --grant domain_ids"):
+    with pytest.raises(
+        NotAllowedError, match=r"domain-aware needs .*add 'domain_ids' to its allow"
+    ):
         start("f2dc", allow=("client_val",))
     start("fedavg + decouple-and-correct", allow=("client_val",))
 

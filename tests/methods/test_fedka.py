@@ -333,17 +333,19 @@ def test_every_setting_changes_something(setting):
 @pytest.mark.parametrize("method", ["fedka", *(f"fedavg + {p}" for p in PARTS)])
 def test_without_a_target_one_line_says_what_to_give(method):
     alone = tiny_scenario(unseen=None, protocols=("personal",))
-    with pytest.raises(ConfigError, match=r"needs a target domain.*--set scenario\.unseen=DOMAIN"):
+    with pytest.raises(ConfigError, match=r"needs a target domain.*unseen='DOMAIN'"):
         check_needs(build(method), alone, 4)
     closed = alone.change(allow=("client_val",))
-    with pytest.raises(ConfigError, match=r"scenario\.unseen=DOMAIN --grant server_unlabelled"):
+    with pytest.raises(
+        ConfigError, match=r"unseen='DOMAIN' and add 'server_unlabelled' to its allow"
+    ):
         check_needs(build(method), closed, 4)
-    with pytest.raises(NotAllowedError, match="--grant server_unlabelled"):
+    with pytest.raises(NotAllowedError, match="add 'server_unlabelled' to its allow"):
         check_needs(build(method), tiny_scenario(allow=("client_val",)), 4)
 
 
-def test_target_inputs_at_the_clients_have_to_be_granted():
-    with pytest.raises(NotAllowedError, match="--grant client_target_unlabelled"):
+def test_target_inputs_at_the_clients_have_to_be_allowed():
+    with pytest.raises(NotAllowedError, match="add 'client_target_unlabelled'"):
         start("fedka[target_at=client]")
     closed = tiny_scenario(allow=("client_target_unlabelled",))
     check_needs(build("fedka[target_at=client] - federated-voting"), closed, 4)

@@ -206,12 +206,12 @@ def test_the_batch_hook_of_random_sample_means_draws_nothing(open_client):
 
 def test_a_mixture_without_a_proxy_set_says_what_to_give():
     with pytest.raises(
-        NotAllowedError, match=r"public data set.*--grant public_set and name one with"
+        NotAllowedError, match=r"public data set.*add 'public_set' to its allow and name one with"
     ):
         start("feddebias[kind=mixture]")
-    with pytest.raises(ConfigError, match=r"has none; name one with --set scenario.public=DATASET"):
+    with pytest.raises(ConfigError, match=r"has none; name one with public='DATASET'"):
         start("feddebias[kind=mixture]", allow=("public_set",))
-    with pytest.raises(NotAllowedError, match=r"add --grant public_set$"):
+    with pytest.raises(NotAllowedError, match=r"add 'public_set' to its allow$"):
         start("feddebias[kind=mixture]", public="tiny")
     assert start("feddebias", public="no-such-set")  # not granted, so not looked for
 

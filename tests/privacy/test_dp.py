@@ -202,7 +202,7 @@ def test_what_is_not_covered_is_refused_by_name_before_round_0(method):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"private_at_new_site": "mean"}, "give their private entries away"),
+        ({"private_at_new_site": "mean"}, "send their private entries"),
         ({"analyses": ("group-effect",)}, "group-effect looks at single updates"),
     ],
 )

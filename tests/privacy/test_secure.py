@@ -170,7 +170,7 @@ def test_too_few_sites_are_not_unmasked(when):
         play(session)
 
 
-def letters(session):
+def messages(session):
     return [m for m in session.transport.seen if not isinstance(m, Update) and m.task == "talk"]
 
 
@@ -187,12 +187,12 @@ def test_a_site_never_tells_both_secrets_of_another():
 
 def test_a_site_tells_nothing_about_a_sum_of_too_few():
     session = play(start("secure-aggregation"), 1)
-    (letter,) = [m for m in letters(session)[-4:] if m.client == "dark-0"]
-    forged = letter.payload | {
+    (payload,) = [m for m in messages(session)[-4:] if m.client == "dark-0"]
+    forged = payload.payload | {
         f"secure-aggregation/answered/{c}": torch.tensor(c == "dark-1") for c in SIZES
     }
     with pytest.raises(RunError, match=r"dark-0 is asked to unmask the sum of 1 sites"):
-        worker(session).visit(replace(letter, payload=forged))
+        worker(session).visit(replace(payload, payload=forged))
 
 
 def test_keys_are_new_in_every_round():
@@ -235,7 +235,7 @@ REFUSED = {
     "f2dc + secure-aggregation": "domain-aware weighs single updates",
     "fednova + secure-aggregation": "normalised-mean is not a plain mean",
     "central-dp + secure-aggregation": "central-dp needs single updates",
-    "secure-aggregation + local-dp": "secure-aggregation hides what .* write it last",
+    "secure-aggregation + local-dp": "secure-aggregation moves the weights .* put it last",
 }
 
 

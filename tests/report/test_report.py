@@ -368,7 +368,7 @@ def test_figures_leave_the_settings_of_matplotlib_alone():
 def test_without_matplotlib_figures_tell_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r'pip install "fedshift\[report\]"'):
-        figures.curves(made(), "tiny", "personal")
+        made().plot()
 
 
 # the page

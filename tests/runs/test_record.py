@@ -34,6 +34,7 @@ def test_a_run_directory_holds_all_that_a_report_needs(tmp_path: Path):
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert names == {
         "config.json",
+        "experiment.toml",
         "metrics.jsonl",
         "ledger.jsonl",
         "summary.json",
@@ -82,7 +83,9 @@ def test_a_finished_run_is_read_not_played(tmp_path: Path):
 def test_an_unfinished_run_asks_for_resume(tmp_path: Path):
     run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
     (tmp_path / "r" / "summary.json").unlink()
-    with pytest.raises(RunError, match="unfinished after round 1 of 1; add --resume"):
+    with pytest.raises(
+        RunError, match="unfinished after round 1 of 1; continue it with resume=True"
+    ):
         run("fedavg", tiny_scenario(), out=tmp_path / "r", rounds=1)
 
 

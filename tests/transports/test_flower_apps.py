@@ -46,7 +46,7 @@ def test_an_app_plays_the_run_of_its_settings_as_in_process(grid, tmp_path, caps
         assert one.get("scores") == other.get("scores")
     weights = [tmp_path / name / "weights.safetensors" for name in ("here", "there")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert "round 2 of 2: task " in capsys.readouterr().out
+    assert "round 2 of 2 task " in capsys.readouterr().out
     assert not any(context.state for context in opened._contexts.values())
     kept = client_store(tmp_path / "there").load("dark", before=3)
     assert (
@@ -122,7 +122,7 @@ def test_a_handler_that_fails_answers_with_one_line():
     opened = flower.InMemoryGrid(flower.client_app(broken), [{"client": "a"}])
     [node] = opened.get_node_ids()
     config, _ = simulated.configured({"method": "fedavg"})
-    envelope = flower.Envelope('{"mail": [], "layouts": []}', {})
+    envelope = flower.Envelope('{"messages": [], "layouts": []}', {})
     grid = flower.FlowerGrid(opened)
     request = flower.SiteRequest(node, "train", flower.Header.of(config), envelope)
     [reply] = grid.fetch(set(grid.send([request])))

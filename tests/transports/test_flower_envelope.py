@@ -124,7 +124,7 @@ def test_letters_share_bytes_and_nothing_that_can_be_edited():
 
 
 def spoil(envelope, **changes):
-    words = json.loads(envelope.words) | changes
+    words = json.loads(envelope.text) | changes
     return Envelope(json.dumps(words), envelope.blocks)
 
 
@@ -132,8 +132,8 @@ def spoil(envelope, **changes):
     "damage",
     [
         lambda e: Envelope("not JSON", e.blocks),
-        lambda e: Envelope(e.words, {}),
-        lambda e: Envelope(e.words, {"0": e.blocks["0"][:8]}),
+        lambda e: Envelope(e.text, {}),
+        lambda e: Envelope(e.text, {"0": e.blocks["0"][:8]}),
         lambda e: spoil(e, layouts=[]),
         lambda e: spoil(e, layouts=[[["w", "float33", [3]]]]),
         lambda e: spoil(e, layouts=[[["w", "nn", [3]]]]),

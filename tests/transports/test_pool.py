@@ -68,7 +68,7 @@ def test_a_divergence_in_a_worker_is_the_same_error_as_here(pooled):
 
 def test_a_worker_that_dies_is_named(pooled):
     session = pooled("fedavg")
-    os.kill(session.transport._desks[0].process.pid, signal.SIGKILL)
+    os.kill(session.transport._workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"worker of client .* ended \(exit code -9\).*--workers"):
         play(session, 1)
 
@@ -217,6 +217,6 @@ def test_the_merged_model_is_known_after_the_server_phases():
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a matter of Linux")
 def test_workers_do_not_push_the_server_aside_when_they_wake(pooled):
     session = pooled("fedavg")
-    pids = [desk.process.pid for desk in session.transport._desks]
+    pids = [worker.process.pid for worker in session.transport._workers]
     assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
     assert os.sched_getscheduler(0) != os.SCHED_BATCH

@@ -1,1 +1,1 @@
-"""Networks with named stages, one file per family; every module here is found by itself."""
+"""Networks with named stages, one file per family; every module here is discovered and imported."""

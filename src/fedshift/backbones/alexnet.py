@@ -24,8 +24,8 @@ CONVS = (
     (256, 3, 1, 1, False),
     (256, 3, 1, 1, True),
 )
-LEAST = 63  # pixels, for the last max-pool to have a window
-SIDE = 6  # of the maps after adaptive pooling, whatever the size of the image
+LEAST = 63  # pixels: smaller images leave the last max-pool no window
+SIDE = 6  # of the maps after adaptive pooling, for any size of image
 
 
 @register_backbone("alexnet", paper="Krizhevsky, 2014")
@@ -39,7 +39,7 @@ def alexnet(
 ) -> Net:
     """AlexNet of torchvision: five convs, fully connected 4096, 4096 with dropout; from 63 pixels.
 
-    The taps conv1, conv2 and conv5 are after their max-pool. ``pretrained`` is a local file.
+    The taps conv1, conv2 and conv5 are taken after their max-pool. ``pretrained`` is a local file.
     """
     channels, *_ = image("alexnet", shape, least=LEAST)
     convs: list[nn.Module] = []

@@ -15,7 +15,7 @@ DEPTH, HEADS = 7, 4
 
 
 class Positions(nn.Module):
-    """Tokens out of maps, plus a learned vector for each position."""
+    """Flattens maps into tokens and adds a learned vector for each position."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads with dropout on the attention."""
+    """Multi-head self-attention with dropout on the attention weights."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, leaves a branch out for some images and scales the others."""
+    """Stochastic depth: in training, drops a branch for random images and rescales the others."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class DropPath(nn.Module):
 
 
 class Encoder(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); ``normed`` continues from norm(x) there."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), or norm(x) + mlp(norm(x)) if ``normed``."""
 
     def __init__(self, width: int, *, dropout: float, drop_path: float, residual: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class SequencePool(nn.Module):
 
 
 def _initialise(net: nn.Module) -> None:
-    """Weights as the authors draw them, in place."""
+    """Initialise the weights as the authors do, in place."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -117,8 +117,8 @@ def cct_7_3x1(
 
     ``dropout`` is that of the attention; ``drop_path`` grows linearly from 0 to its value. The
     authors' code lets the second half of a block continue from the normalised tokens, which is
-    ``residual=normed``; ours is the pre-norm block of the paper. FedDebias carries CCT's own
-    classifier of 100 classes besides its own; here the head is the only one.
+    ``residual=normed``; ours is the pre-norm block of the paper. FedDebias's code keeps CCT's own
+    classifier of 100 classes in addition to its own; here the head is the only one.
     """
     channels, height, breadth = image("cct-7-3x1", shape, least=4)
     wide = HEADS * scaled(256 // HEADS, width)

@@ -47,7 +47,7 @@ def fedka_cnn(
     """FedKA's two conv 5x5 (64, 50), head of two layers; features are the encoder's 50x4x4.
 
     The features are what FedKA aligns, so the whole classifier is the head. ``dropout`` is the
-    Dropout2d(.5) of the released code, which the paper does not mention: off unless asked for.
+    Dropout2d(.5) of the released code, which the paper does not mention, so it is off by default.
     """
     channels, *sides = image("fedka-cnn", shape, least=16)
     first, second = scaled(64, width), scaled(50, width)

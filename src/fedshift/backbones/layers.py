@@ -1,4 +1,4 @@
-"""What several backbones share: checks of input and options, widths, normalisation, weights."""
+"""Shared by the backbones: checks of input and options, widths, normalisation, initialisation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 
 from fedshift import ConfigError
 
-WIDEST = 8  # a multiplier above it is rather a number of channels in the wrong place
+WIDEST = 8  # a larger multiplier is probably a number of channels given by mistake
 
 
 def image(backbone: str, shape: Sequence[int], *, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of one input, or an error if it is no image or too small."""
+    """Channels, height and width of one input; an error if it is not an image or too small."""
     if len(shape) != 3:
         raise ConfigError(
             f"{backbone} takes images (channels, height, width), not inputs of shape "
@@ -29,7 +29,7 @@ def image(backbone: str, shape: Sequence[int], *, least: int) -> tuple[int, int,
 
 
 def scaled(channels: int, width: Any) -> int:
-    """Channels times the multiplier, at least one.
+    """Channels times the width multiplier, at least one.
 
     >>> scaled(64, 0.5), scaled(6, 0.1)
     (32, 1)
@@ -50,14 +50,14 @@ def probability(name: str, value: Any) -> float:
 
 
 def choice(name: str, value: str, known: Sequence[str]) -> str:
-    """The value of an option that is a word."""
+    """The value of an option, checked to be one of ``known``."""
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; it takes {', '.join(known[:-1])} or {known[-1]}")
     return value
 
 
 def normalisation(kind: str, channels: int, *, groups: int = 0) -> nn.Module:
-    """``batch``, ``group`` or ``none`` of maps; groups of at least 8 channels unless told.
+    """A layer that normalises maps; by default a group has at least 8 channels.
 
     >>> normalisation("group", 50).num_groups
     5
@@ -76,7 +76,7 @@ def vector_normalisation(kind: str, features: int) -> nn.Module:
 
 
 def he(net: nn.Module) -> None:
-    """Draw conv weights as torchvision does, N(0, 2 / fan out), in place; their biases are 0."""
+    """Initialise convs as torchvision does, in place: weights N(0, 2 / fan out), biases 0."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -17,7 +17,7 @@ def _conv(inputs: int, out: int, *, padding: int, norm: str) -> nn.Module:
 
 
 def _dense(inputs: int, out: int, *, norm: str) -> nn.Module:
-    """Linear, norm, ReLU on whatever shape comes in."""
+    """Flatten, linear, norm, ReLU."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(inputs, out), vector_normalisation(norm, out), nn.ReLU()
     )
@@ -33,7 +33,7 @@ def lenet(shape: Sequence[int], classes: int, *, width: float = 1.0, norm: str =
     """LeNet-5: conv 5x5 (6, 16), fully connected 120, 84, with ReLU and max-pool.
 
     Sides below 32 are padded by 2 in the first conv, so 28 and 32 pixels both end at 16x5x5.
-    ReLU and max-pool instead of tanh and trained subsampling, as everyone has it now.
+    ReLU and max-pool replace tanh and trained subsampling, as is usual today.
     """
     channels, *sides = image("lenet", shape, least=12)
     padding = 2 if min(sides) < 32 else 0
@@ -54,8 +54,8 @@ def lenet(shape: Sequence[int], classes: int, *, width: float = 1.0, norm: str =
 def mnist_cnn(shape: Sequence[int], classes: int, *, width: float = 1.0, norm: str = "none") -> Net:
     """Two conv 5x5 (32, 64) with ReLU and max-pool, fully connected 512, then a linear head.
 
-    CSAC's text says two conv and two fully connected layers and its code does not release them.
-    This is the plainest net of that description: the MNIST CNN of McMahan et al., AISTATS 2017.
+    CSAC's text says two conv and two fully connected layers, and its released code lacks this net.
+    This is the simplest net of that description: the MNIST CNN of McMahan et al., AISTATS 2017.
     """
     channels, height, breadth = image("mnist-cnn", shape, least=4)
     first, second, hidden = scaled(32, width), scaled(64, width), scaled(512, width)

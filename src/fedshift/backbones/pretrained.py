@@ -25,8 +25,8 @@ def load_pretrained(
 ) -> Net:
     """Copy a file's weights into ``net`` in place, except a head of another shape.
 
-    ``fresh`` are modules of the net that a file need not hold, ``unused`` modules of the file that
-    the net need not have; any other difference is an error, so nothing stays at random unseen.
+    ``fresh`` are modules of the net that the file may lack, ``unused`` modules of the file that the
+    net may lack. Any other difference is an error, so that no layer stays random unnoticed.
     """
     path = Path(path).expanduser()
     own, found = dict(net.state_dict()), read_weights(path)
@@ -82,7 +82,7 @@ def _below(key: str, modules: Sequence[str]) -> bool:
 
 
 def _check(path: Path, own: Tree, found: Tree) -> None:
-    """Raise at the first key that only one side has, or that has two shapes."""
+    """Raise at the first key that only the net or only the file has, or whose shapes differ."""
     for key, value in own.items():
         if key not in found:
             if key.endswith("num_batches_tracked"):  # older files have no counters

@@ -34,7 +34,7 @@ def _conv(inputs: int, conv: tuple[int, int, int], norm: str) -> nn.Conv2d:
 
 
 class Block(nn.Module):
-    """ReLU(branch(x) + shortcut(x)); a 1x1 conv is the shortcut where the shape changes."""
+    """ReLU(branch(x) + shortcut(x)); the shortcut is a 1x1 conv where the shape changes."""
 
     def __init__(self, inputs: int, convs: Convs, norm: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Blocks of each stage and the options of the family."""
+    """Number of blocks in each stage, and the options of all ResNets."""
 
     name: str
     block: Callable[[int, int], Convs]
@@ -73,7 +73,7 @@ class StagePlan:
 
 
 def _stem(inputs: int, plan: StagePlan) -> dict[str, nn.Module]:
-    """Conv 7x7 and max-pool, each halving the image, or one conv 3x3 that leaves it as it is."""
+    """Conv 7x7 and max-pool, each halving the image, or one conv 3x3 that keeps its size."""
     small = plan.stem == "small"
     out = scaled(64, plan.width)
     return {
@@ -150,8 +150,8 @@ def resnet18(  # noqa: PLR0913  one parameter per option
 ) -> Net:
     """ResNet-18 of torchvision; bottleneck=256 is CSAC's head, stem=small is for small images.
 
-    CSAC puts Linear(512, 256), BatchNorm, ReLU between mean-pool and classifier; these are always
-    new. ``pretrained`` is a local file of torchvision or timm.
+    CSAC puts Linear(512, 256), BatchNorm, ReLU between mean-pool and classifier; these layers
+    start at random. ``pretrained`` is a local file of torchvision or timm.
     """
     plan = StagePlan("resnet18", basic, (2, 2, 2, 2), width, norm, stem, bottleneck)
     return _resnet(shape, classes, plan, pretrained)

@@ -10,8 +10,8 @@ from fedshift import Net, register_backbone
 from fedshift.backbones.layers import he, image, normalisation, scaled
 from fedshift.backbones.pretrained import load_pretrained
 
-BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pool ends each
-UNUSED = ("classifier", "pre_logits", "head")  # what torchvision and timm put on the features
+BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # each ends with a max-pool
+UNUSED = ("classifier", "pre_logits", "head")  # modules of torchvision and timm after the features
 
 
 @register_backbone("vgg11", paper="Simonyan and Zisserman, ICLR 2015")
@@ -34,7 +34,7 @@ def vgg11(
         start = len(layers)
         for base in block:
             out = scaled(base, width)
-            # No place is kept for an absent norm: the numbers are the keys.
+            # No Identity for an absent norm: it would shift the indices, which are the keys.
             between = [] if norm == "none" else [normalisation(norm, out)]
             layers += [nn.Conv2d(channels, out, 3, padding=1), *between, nn.ReLU()]
             channels = out

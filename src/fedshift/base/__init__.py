@@ -1,7 +1,8 @@
-"""Ground floor: errors, randomness, tensors by name, files, the process. Knows nothing of learning.
+"""Helpers below everything else: errors, seeds, trees of tensors, files, process settings.
 
-``seeds`` and ``tree`` are used as modules everywhere; they are imported when first used, because
-torch comes with them.
+Every other package imports from here, and nothing here may import from them or know about
+learning. ``seeds`` and ``tree`` are used as modules throughout the project. They are imported when
+first used, because they import torch, which would make ``fedshift --help`` slow.
 """
 
 import lazy_loader

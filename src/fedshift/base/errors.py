@@ -1,4 +1,9 @@
-"""Everything that a user can mend; the command line prints one line and exits with code 2."""
+"""Exceptions for problems that the user can fix.
+
+Every layer raises them, as early as it can; the command line prints the message as one line,
+without a traceback, and exits with code 2. They are never used for bugs of ours, which must keep
+their traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,10 @@ from typing import Self
 class FedshiftError(Exception):
     """Base of all our errors; the message says what was found, what was expected, what to do.
 
-    The message speaks Python. ``options`` names the arguments that mend it, such as ``resume``,
-    ``allow=public_set`` or ``scenario.unseen=DOMAIN``, and the command line adds how it spells
-    them (``--resume``, ``--allow public_set``, ``--set scenario.unseen=DOMAIN``).
+    The message uses the names of the Python interface. ``options`` lists the arguments that fix
+    the problem, such as ``resume``, ``allow=public_set`` or ``scenario.unseen=DOMAIN``; the command
+    line appends them in its own spelling (``--resume``, ``--allow public_set``,
+    ``--set scenario.unseen=DOMAIN``).
     """
 
     def __init__(self, message: str = "", *options: str) -> None:
@@ -25,11 +31,11 @@ class ConfigError(FedshiftError):
 
 
 class UnknownNameError(FedshiftError):
-    """A name that nothing is registered under."""
+    """A name under which nothing is registered."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str]) -> Self:
-        """With the nearest names, or all of them if none is near."""
+        """An error that suggests the closest known names, or lists all of them if none is close."""
         known = sorted(known)
         near = difflib.get_close_matches(name, known, 3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
@@ -37,7 +43,7 @@ class UnknownNameError(FedshiftError):
 
 
 class ClashError(FedshiftError):
-    """Two parts that cannot stand in one method."""
+    """Two parts that cannot be used in the same method, or two definitions of the same name."""
 
 
 class NotAllowedError(FedshiftError):
@@ -45,12 +51,12 @@ class NotAllowedError(FedshiftError):
 
 
 class DataError(FedshiftError):
-    """Data that cannot be trained on or read."""
+    """Data that cannot be read, or on which training is impossible."""
 
 
 class DivergedError(FedshiftError):
-    """A loss or a weight is no longer a finite number."""
+    """Training diverged: a loss or a weight is NaN or infinite."""
 
 
 class RunError(FedshiftError):
-    """A run directory that is missing, damaged, occupied or not writable."""
+    """A run that cannot go on: files missing, damaged or locked, or too few sites answer."""

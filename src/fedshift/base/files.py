@@ -1,4 +1,9 @@
-"""Files that are whole or absent: atomic writes, checksums, errors that name the file."""
+"""Files on disk: atomic writes, one writer per folder, and errors that name the file.
+
+Run directories, datasets, deployments and reports write through here, so that a process killed at
+any moment leaves either the old file or the new one. No function may leave a partly written file
+under its final name.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,14 @@ if sys.platform != "win32":
 
 
 def home() -> Path:
-    """The user's cache: FEDSHIFT_HOME, or the platform's place for caches."""
+    """The user's cache folder: FEDSHIFT_HOME if set, else the platform's standard one."""
     chosen = os.environ.get("FEDSHIFT_HOME")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("fedshift"))
 
 
 @contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk says into one line that names the file."""
+    """Turn an operating-system error inside the block into a one-line error that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -40,7 +45,12 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes; the lock ends with the process, whatever ends it."""
+    """Lock a folder for the block, so that no second process writes to it.
+
+    The lock is an ``flock`` on a hidden file beside the folder. The kernel releases it when the
+    process ends for whatever reason, so a crash leaves no stale lock. Windows has no ``flock``;
+    there, nothing is locked.
+    """
     lock = folder.with_name(f".{folder.name}.lock")
     with readable_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +71,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, blob: bytes) -> None:
-    """Write to a neighbour, then rename: a reader sees the old file or the new one."""
+    """Write to a temporary file beside ``path``, then rename it: readers see the old or the new."""
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -73,12 +83,12 @@ def write_bytes(path: Path, blob: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, atomically."""
+    """Write indented JSON atomically."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """JSON of a file of ours."""
+    """Read a JSON file that we wrote; a missing or damaged one is an error that names it."""
     with readable_errors(path):
         text = path.read_text()
     try:

@@ -1,8 +1,8 @@
-"""Our one logger, ``fedshift``; everything that the library has to tell goes through it.
+"""The project's one logger, ``fedshift``; the library never prints by other means.
 
 A Python user configures it like any other (``logging.getLogger("fedshift").setLevel("INFO")``
-tells of every round); warnings show by themselves. The command line renders it with rich. Our own
-processes without a screen (Flower's apps, the daemons of a deployment) call :func:`to_streams`.
+shows every round); warnings are shown by default. The command line renders it with rich. Our own
+processes without a terminal (Flower's apps, the daemons of a deployment) call :func:`to_streams`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ log = logging.getLogger("fedshift")
 
 
 class PlainLines(logging.Handler):
-    """One line per record: warnings and errors to the error stream, the rest to the output.
+    """Writes one line per record: warnings and errors to stderr, everything else to stdout.
 
-    The streams are looked up for each record, because Flower replaces them while an app runs.
+    ``sys.stdout`` and ``sys.stderr`` are looked up for each record, because Flower replaces them
+    while an app runs.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, at once."""
+        """Write the record and flush the stream."""
         serious = record.levelno >= logging.WARNING
         stream = sys.stderr if serious else sys.stdout
         kind = {logging.WARNING: "note: ", logging.ERROR: "error: "}.get(record.levelno, "")
@@ -30,7 +31,7 @@ class PlainLines(logging.Handler):
 
 
 def to_streams() -> None:
-    """Let this process print what the library tells, once however often it is called."""
+    """Print the library's log on this process's streams; repeated calls change nothing."""
     if not any(isinstance(handler, PlainLines) for handler in log.handlers):
         log.addHandler(PlainLines())
         log.setLevel(logging.INFO)
@@ -39,5 +40,5 @@ def to_streams() -> None:
 
 @cache
 def warn_once(message: str) -> None:
-    """Warn of something that is looked at again and again, such as a damaged file."""
+    """Log a warning once per process, for conditions that are met repeatedly (a damaged file)."""
     log.warning("%s", message)

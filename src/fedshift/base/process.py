@@ -105,7 +105,7 @@ def on_all_cores(work: Callable[[T], U], items: Iterable[T]) -> list[U]:
 def schedule_as_batch() -> None:
     """Let this process not push others aside when it wakes: who woke it has more to hand out.
 
-    Under SCHED_BATCH the kernel does not pre-empt the running process for one that wakes up. The
+    Under SCHED_BATCH the kernel does not interrupt the running process for one that wakes up. The
     server writes to several workers in a row; without this the first worker takes its core before
     the second has anything to do.
     """

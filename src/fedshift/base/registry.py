@@ -1,8 +1,9 @@
-"""Things by name: a registry finds its entries in a package, in entry points and in plug-in files.
+"""Registries: builders by name, discovered in a package, in entry points and in plug-in files.
 
-The registries themselves are where their things are: methods, backbones and scenarios in
-``core.registry``, datasets in ``data.registry``. A file in the right folder is enough to be found;
-nothing is imported before somebody asks for the entries.
+The registries themselves are created next to what they hold: methods, backbones and scenarios in
+``core.registry``, datasets in ``data.registry``. A new file in the right folder is found without a
+list to edit. Nothing may be imported before someone asks for the entries: importing ``fedshift``
+has to stay fast, and a broken plug-in must not break commands that do not need it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered builder and what a reader wants to know of it."""
+    """One registered builder, with the citation that listings print beside it."""
 
     name: str
     build: Callable[..., T]
@@ -41,24 +42,31 @@ class Entry(Generic[T]):
 
     @property
     def options(self) -> Mapping[str, inspect.Parameter]:
-        """Options of the builder itself."""
+        """Parameters of the builder function, by name."""
         return inspect.signature(self.build).parameters
 
 
 class Registry(Generic[T]):
-    """Builders of one kind: those of a package, of entry points and of FEDSHIFT_PLUGINS.
+    """Builders of one kind (methods, say), registered by a decorator when their module is imported.
 
-    ``package`` is searched with everything below it; ``group`` names the entry points by which
-    other packages add theirs.
+    Discovery means importing every module that might contain such a decorator: all modules of
+    ``package`` and its subpackages, then the entry points that installed packages declare in
+    ``group``, then the files named by the environment variable FEDSHIFT_PLUGINS. It runs when the
+    entries are first asked for, and again only if FEDSHIFT_PLUGINS or the length of ``sys.path``
+    has changed, as in a notebook that adds a plug-in later. Python imports each module once, so a
+    second search is cheap and registers nothing twice.
     """
 
     def __init__(self, kind: str, package: str, group: str) -> None:
         self.kind, self.package, self.group = kind, package, group
         self._entries: dict[str, Entry[T]] = {}
-        self._found: tuple[str, int] | None = None  # where we have looked already
+        self._found: tuple[str, int] | None = None  # the environment of the last search
 
     def register(self, name: str, *, paper: str = "") -> Callable[[Builder], Builder]:
-        """Make a builder available as ``name`` on the command line and to the contract suite."""
+        """Decorator: make a builder available as ``name`` in expressions and to the contract suite.
+
+        A module may register a name again (a reloaded notebook cell); a second module may not.
+        """
 
         def keep(build: Builder) -> Builder:
             old = self._entries.get(name)
@@ -73,7 +81,7 @@ class Registry(Generic[T]):
         return keep
 
     def entries(self) -> dict[str, Entry[T]]:
-        """Everything registered, by name, after all modules that may register were imported."""
+        """All entries sorted by name, after the search that the class describes."""
         found = (os.environ.get("FEDSHIFT_PLUGINS", ""), len(sys.path))
         if found == self._found:
             return dict(sorted(self._entries.items()))
@@ -88,7 +96,7 @@ class Registry(Generic[T]):
         return dict(sorted(self._entries.items()))
 
     def get(self, name: str) -> Entry[T]:
-        """The entry called ``name``, or an error with the nearest names."""
+        """The entry called ``name``, or an error that suggests the closest names."""
         known = self.entries()
         if name not in known:
             raise UnknownNameError.of(self.kind, name, known)
@@ -105,7 +113,11 @@ def plugin_files() -> Iterator[Path]:
 
 
 def import_file(path: Path) -> None:
-    """Import a plug-in file once per process."""
+    """Import a plug-in file once per process.
+
+    The module's name contains a hash of the file's path, so that two plug-ins with the same file
+    name in different folders do not replace each other.
+    """
     name = f"fedshift_plugin_{path.stem}_{seeds.derive(path.resolve()):x}"
     if name in sys.modules:
         return

@@ -1,4 +1,11 @@
-"""Randomness by name: every draw comes from a generator derived from (seed, names...)."""
+"""Random generators derived from names: every draw comes from one of (seed, names...).
+
+Whoever needs randomness makes a generator of its own here, named by what it is for, such as
+``(seed, round, client, part)``. Its numbers then depend on those names alone: not on the order in
+which clients are visited, on the number of workers, or on how much another part draws. Nothing in
+the project may draw from a global generator outside :func:`fork`, and no secret (a key, the noise
+of a real deployment) may come from here, because everyone who knows the seed can repeat it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,11 @@ import torch
 
 
 def derive(*names: object) -> int:
-    """A 63-bit seed from any names; a new name shifts nobody else's numbers.
+    """A 63-bit seed from any names; adding a new name changes no other name's seed.
+
+    The names' text is joined by the unit separator (0x1f), so that ("a", "bc") and ("ab", "c")
+    differ, and hashed with BLAKE2b. Python's own ``hash`` would not do: it is salted per process.
+    One bit is dropped so that the seed fits a signed 64-bit integer.
 
     Examples:
         >>> derive(0, "batches") == derive(0, "batches"), derive(0, "a") == derive(0, "b")
@@ -22,19 +33,23 @@ def derive(*names: object) -> int:
 
 
 def generator(*names: object) -> torch.Generator:
-    """A torch generator of its own."""
+    """A new torch generator (on the CPU) seeded by the names."""
     return torch.Generator().manual_seed(derive(*names))
 
 
 def numpy(*names: object) -> np.random.Generator:
-    """A NumPy generator of its own."""
+    """A new NumPy generator seeded by the names."""
     return np.random.default_rng(derive(*names))
 
 
 @contextmanager
 def fork(*names: object) -> Iterator[None]:
-    """Seed torch's global generator (dropout, initialisation) in the block, restore it after."""
-    # Not torch.manual_seed and fork_rng: without a CUDA device they look for one, every time.
+    """Seed torch's global generators inside the block and restore them afterwards.
+
+    For code that takes no generator, such as dropout and the initialisation of layers.
+    """
+    # Not torch.manual_seed and fork_rng: on machines without CUDA they search for a device at
+    # every call.
     generators = [torch.default_generator, *torch.cuda.default_generators]
     before = [one.get_state() for one in generators]
     for one in generators:

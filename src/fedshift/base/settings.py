@@ -1,7 +1,7 @@
-"""Values from words: ``key=value`` lists, and text in the type of the value that it replaces.
+"""Values from text: ``key=value`` lists, converted to the type of the value they replace.
 
 Command lines, run files and method expressions all go through these functions, so that ``mu=0.1``
-means the same everywhere.
+means the same everywhere. Text is never evaluated as Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from fedshift.base.errors import ConfigError
 
 
 def convert(name: str, value: Any, old: Any) -> Any:
-    """A value in the type of the one it replaces; command lines give strings."""
+    """``value`` in the type of ``old``, which it replaces; only text is converted.
+
+    ``none`` and ``null`` become None. Where ``old`` is None its type is unknown; a number is
+    expected.
+    """
     if not isinstance(value, str) or isinstance(old, str):
         return value
     if value.lower() in ("none", "null"):

@@ -1,6 +1,7 @@
-"""Tensors on disk: safetensors files with a checksum of their data, whole or absent.
+"""Tensors on disk: safetensors files that carry a checksum of their data, written atomically.
 
-Nothing is ever unpickled. Client states, checkpoints and weights all pass through here.
+Client states, checkpoints and exported weights all pass through here. Nothing is ever unpickled,
+because a pickle from elsewhere can run code, and a damaged file is never read silently.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from fedshift.base.tree import Tree
 def write_tensors(
     path: Path, entries: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None
 ) -> None:
-    """A safetensors file that carries the checksum of its data, written atomically."""
+    """Write ``entries`` and JSON ``meta`` atomically, with the data's SHA-256 in the header."""
     head, data = _split(tree.to_bytes(entries, meta))
     head["__metadata__"]["sha256"] = hashlib.sha256(data).hexdigest()
     text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)  # the format wants its data aligned
+    text += b" " * (-len(text) % 8)  # safetensors aligns its data to 8 bytes
     write_bytes(path, len(text).to_bytes(8, "little") + text + data)
 
 
 def read_tensors(path: Path) -> tuple[Tree, dict[str, Any]]:
-    """Inverse of :func:`write_tensors`; a damaged file is refused."""
+    """Inverse of :func:`write_tensors`; a file whose checksum does not match is an error."""
     with readable_errors(path):
         blob = path.read_bytes()
     try:

@@ -1,4 +1,8 @@
-"""Flat dictionaries of tensors: arithmetic, names and bytes. The only container that travels."""
+"""Trees: flat dictionaries from entry names to tensors; arithmetic, naming, serialisation.
+
+A tree is the only container of tensors that messages, client state and checkpoints use, so every
+layer calls these functions. None of them changes its arguments, and none pickles anything.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def zeros_like(a: Mapping[str, Tensor]) -> Tree:
 
 
 def clone(a: Mapping[str, Tensor]) -> Tree:
-    """A detached, contiguous copy: the same strides however the net lays its tensors out."""
+    """A detached copy of every entry, contiguous even where the net is channels-last."""
     return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in a.items()}
 
 
@@ -48,7 +52,7 @@ def contiguous(a: Mapping[str, Tensor]) -> Tree:
 
 
 def to(a: Mapping[str, Tensor], device: torch.device | str) -> Tree:
-    """The same on a device; entries that are there already are not copied."""
+    """The same entries on ``device``; those that are there already are not copied."""
     return {k: v.to(device) for k, v in a.items()}
 
 
@@ -59,23 +63,23 @@ def pick(a: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
 
 
 def nbytes(a: Mapping[str, Tensor]) -> int:
-    """Bytes of all entries."""
+    """Total size of all entries in bytes."""
     return sum(v.nbytes for v in a.values())
 
 
 def prefixed(name: str, a: Mapping[str, Tensor]) -> Tree:
-    """Put every entry below ``name/``."""
+    """The same entries with ``name/`` before each key, as payload and state are named by part."""
     return {f"{name}/{k}": v for k, v in a.items()}
 
 
 def under(name: str, a: Mapping[str, Tensor]) -> Tree:
-    """The entries below ``name/``, prefix removed."""
+    """Inverse of :func:`prefixed`: the entries whose key starts with ``name/``, prefix removed."""
     head = f"{name}/"
     return {k[len(head) :]: v for k, v in a.items() if k.startswith(head)}
 
 
 def merge(trees: Iterable[Mapping[str, Tensor]]) -> Tree:
-    """Disjoint union; a repeated key is an error, never a silent overwrite."""
+    """Union of trees with different keys; a repeated key is an error, never overwritten."""
     out: Tree = {}
     for tree in trees:
         if clash := sorted(out.keys() & tree.keys()):
@@ -87,7 +91,11 @@ def merge(trees: Iterable[Mapping[str, Tensor]]) -> Tree:
 
 
 def to_bytes(a: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
-    """One safetensors blob; ``meta`` is any JSON and the order of the entries is kept."""
+    """Serialise to one safetensors blob; ``meta`` is any JSON object.
+
+    safetensors sorts its entries, so their order is stored in the header as well: sums over entries
+    (a norm, say) depend on it in their last bits.
+    """
     head = json.dumps({"order": list(a), "meta": dict(meta or {})})
     return safetensors.torch.save(clone(a), metadata={"fedshift": head})
 

@@ -1,3 +1,3 @@
-"""The version, in the one place that the package, its messages and the build read it from."""
+"""The version: the one place from which the package, its records and the build read it."""
 
 __version__ = "0.2.0"

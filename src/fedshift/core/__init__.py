@@ -1,5 +1,6 @@
-"""What the author of a method reads: nets, messages, parts, methods, scenarios, both sides' data.
+"""What the author of a method reads: nets, messages, parts, methods, scenarios, client and server.
 
-Nothing here starts a process, opens a file of a run or knows how messages travel; ``engine`` plays
-what is described here.
+The modules here define these nouns and the one training loop; ``engine`` executes what they
+describe, and authors import them from ``fedshift`` itself. Nothing here starts a process or knows
+how messages travel.
 """

@@ -1,31 +1,44 @@
-"""How much each participant counts."""
+"""Aggregation: a weighting, a combining rule and a server optimiser, each replaceable alone.
+
+``engine.round`` calls the method's one :class:`Aggregator` once per round, after every part's
+``merge``, and makes the result the new ``server.shared``. Authors subclass :class:`Weighting`,
+:class:`Aggregator` or :class:`ServerOptimiser`, so that one paper's weights work with another's
+rule. None of them may edit ``server.shared`` or a client's update in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedshift.core.component import Declares
+from fedshift.base import tree
+from fedshift.base.tree import Tree
+from fedshift.core.component import Declares, described, setting, settings_of, with_setting
 from fedshift.core.message import Update
 
 if TYPE_CHECKING:
     from fedshift.core.server import Server
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-from fedshift.base import tree
-from fedshift.base.tree import Tree
-from fedshift.core.component import described, setting, settings_of, with_setting
 
 
 class Weighting(Declares):
-    """One weight per update; called once per round, so it may keep state at the server."""
+    """Aggregation weights of the clients, one per update.
 
-    from_enrolments: ClassVar[bool] = False  # whether the clients' enrolments are all it looks at
+    Called once per round, so it may keep state in ``server.state[self.name]``, as GroupDRO does.
+
+    ``from_enrolments`` says that the weights follow from what clients reported when they enrolled
+    (``update.examples``, ``update.facts``) and from nothing in the round's replies. The server then
+    knows every weight before the first reply arrives and can add each reply to a running sum as it
+    comes in, so that memory does not grow with the cohort (:meth:`Mean.stream`). To compute the
+    weights ahead, it calls the weighting with the stored enrolments in place of the updates:
+    leave it False if you read a loss, a payload or a parameter. Weights by number of examples
+    set it; weights by loss cannot.
+    """
+
+    from_enrolments: ClassVar[bool] = False
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,) in float64 that sum to one, in the order of ``updates``."""
@@ -33,7 +46,7 @@ class Weighting(Declares):
 
 
 class ByExamples(Weighting):
-    """n_k / n (McMahan et al., AISTATS 2017, Algorithm 1)."""
+    """Weights by number of examples, n_k / n (McMahan et al., AISTATS 2017, Algorithm 1)."""
 
     from_enrolments = True
 
@@ -43,7 +56,7 @@ class ByExamples(Weighting):
 
 
 class Uniform(Weighting):
-    """1 / n."""
+    """The same weight for every participant, 1 / n."""
 
     from_enrolments = True
 
@@ -55,16 +68,19 @@ WEIGHTINGS: dict[str, Weighting] = {"examples": ByExamples(), "uniform": Uniform
 
 
 class ServerOptimiser(Declares):
-    """Next shared parameters from the current and the combined ones."""
+    """The server's step from the current shared parameters towards the combined ones.
+
+    FedAdam and its relatives treat ``combined - server.shared`` as a pseudo-gradient.
+    """
 
     def __call__(self, server: Server, combined: Tree) -> Tree:
-        """``combined`` holds parameters only; state lives in ``server.state[self.name]``."""
+        """``combined`` holds parameters, no buffers; state lives in ``server.state[self.name]``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Add(ServerOptimiser):
-    """theta + lr * (combined - theta); at lr = 1 the combined parameters themselves."""
+    """theta + lr * (combined - theta); at lr = 1 exactly the combined parameters."""
 
     lr: float = setting(1.0, "server learning rate", low=0.0)
 
@@ -78,20 +94,21 @@ class Add(ServerOptimiser):
 class Aggregator(Declares):
     """A combining rule with its weighting and its server optimiser; subclasses are the rules.
 
-    What the rule covers goes through :meth:`combine` and the optimiser. Other buffers are averaged
-    with the same weights, counters take the largest value, and BatchNorm statistics follow the
-    scenario.
+    The entries that the rule covers (by default the trained parameters) go through :meth:`combine`
+    and the server optimiser. All other shared entries are buffers: averaged with the same weights,
+    except that integer counters take the largest value. Whether BatchNorm statistics are among them
+    is the scenario's choice (``bn``).
     """
 
     weights: Weighting | None = None  # None: the scenario's choice
     optimiser: ServerOptimiser = field(default_factory=Add)
 
     def covers(self, server: Server) -> frozenset[str]:
-        """Shared entries that go through :meth:`combine`: the trained ones."""
+        """Shared entries that go through :meth:`combine`; by default the trained parameters."""
         return server.parameters
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
-        """Combined entries that the rule covers, from ``updates`` with ``weights`` (n,)."""
+        """The rule itself: one value per covered entry, from ``updates`` and ``weights`` (n,)."""
         raise NotImplementedError
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
@@ -103,15 +120,19 @@ class Aggregator(Declares):
         return {k: new.get(k, averaged.get(k, v)) for k, v in server.shared.items()}
 
     def weighting(self, server: Server) -> Weighting:
-        """The rule's own, or the scenario's."""
+        """The weighting in force: this aggregator's own, or else the scenario's."""
         return self.weights or WEIGHTINGS[server.scenario.weights]
 
     def streams(self, server: Server) -> bool:  # noqa: ARG002  subclasses ask the server
-        """Whether :meth:`stream` gives what calling gives."""
+        """Whether :meth:`stream` is implemented, and equals calling with all updates at once."""
         return False
 
     def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
-        """As calling, for ``replies`` that arrive one by one in the order of ``expected``."""
+        """As calling, while ``replies`` arrive one by one.
+
+        ``expected`` are the cohort's enrolments, in the order in which the replies will come. A
+        reply's tensors may be overwritten once the next one is requested, so use each at once.
+        """
         raise NotImplementedError
 
     @property
@@ -120,11 +141,11 @@ class Aggregator(Declares):
         return (self, self.optimiser, *([self.weights] if self.weights else []))
 
     def settings(self) -> list[tuple[str, str, Any]]:
-        """Every hyper-parameter as (owner, key, value)."""
+        """Every hyper-parameter as (owner's name, key, value)."""
         return [(d.name, f.name, getattr(d, f.name)) for d in self.declared for f in settings_of(d)]
 
     def set(self, owner: str, key: str, value: Any) -> Aggregator:
-        """A copy with one other value, if ``owner`` is the rule, its weighting or its optimiser."""
+        """A copy with one setting of ``owner`` changed, if that is one of the three components."""
         if owner == self.name:
             return with_setting(self, key, value)
         if self.weights and owner == self.weights.name:
@@ -134,24 +155,24 @@ class Aggregator(Declares):
         return self
 
     def describe(self) -> dict[str, Any]:
-        """Rule, weighting and optimiser as JSON."""
+        """Rule, weighting and server optimiser with their settings, as JSON."""
         weights = described(self.weights) if self.weights else {"name": "scenario"}
         return described(self) | {"weights": weights, "optimiser": described(self.optimiser)}
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """sum_k w_k theta_k."""
+    """The weighted mean, sum_k w_k theta_k."""
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:  # noqa: D102
         return weighted_mean([tree.pick(u.shared, server.parameters) for u in updates], weights)
 
     def streams(self, server: Server) -> bool:
-        """If the weights are known before the replies are."""
+        """True if the weights are known before the replies arrive."""
         return self.weighting(server).from_enrolments
 
     def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
-        """Parameters and buffers in one running sum."""
+        """Parameters and buffers in one running sum over the replies."""
         weights = self.weighting(server)(server, expected)
         merged = weighted_mean((u.shared for u in replies), weights)
         new = self.optimiser(server, tree.pick(merged, self.covers(server)))
@@ -159,7 +180,12 @@ class Mean(Aggregator):
 
 
 def weighted_mean(trees: Iterable[Tree], weights: Tensor) -> Tree:
-    """Running sums over ``trees`` in order, never a stack; counters take the largest value."""
+    """Weighted sum of ``trees``, entry by entry; integer counters take the largest value.
+
+    ``trees`` is consumed one by one into a running sum, so that no more than one tree and the sum
+    are in memory. The sum runs in the order of ``trees``, which must therefore not depend on
+    which client replied first: floating-point addition is not associative.
+    """
     out: Tree = {}
     for entries, w_k in zip(trees, weights.tolist(), strict=True):
         if not out:

@@ -1,7 +1,8 @@
-"""What a part sees at a client during one visit.
+"""The client as a part sees it during one visit.
 
-The engine makes a :class:`Client` for each visit (``engine.visit``) and hands it to the hooks of
-the method's parts. It is data, not a class to inherit from.
+A visit is the work that one message causes at one site. ``engine.visit`` makes a :class:`Client`
+for each visit and passes it to the client-side hooks of the method's parts. It is data, not a class
+to inherit from, and a part must never keep a reference to it beyond the visit.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from fedshift.data.samples import Samples
 class Client:
     """What a part may read and write at a client; made anew for each visit.
 
-    ``received`` and ``inbox`` are read-only. ``state[part.name]`` survives visits and never
-    leaves the site.
+    ``received``, ``initial`` and ``inbox`` are read-only. ``net`` is one net that all clients of a
+    process share: it is loaded in place before each visit, so nothing may be remembered in it.
+    ``state[part.name]`` persists between visits and never leaves the site.
     """
 
     site: Site
@@ -45,12 +47,12 @@ class Client:
     round: int  # 1-based; 0 is enrolment
     received: Tree  # every entry of the net as it was before training
     initial: Tree  # every entry as it was before round 1
-    sent: frozenset[str]  # entries of the net that came from the server
-    inbox: Tree  # payload as it arrived, "part/key"
+    sent: frozenset[str]  # shared entries, which came from the server
+    inbox: Tree  # payload of the message, "part/key"; see payload()
     state: State
-    resources: Mapping[str, Samples]  # granted data beside its own, by resource
-    batches: int = 0
-    steps: int = 0  # optimiser steps that moved what the server sent, see Worker._steps
+    resources: Mapping[str, Samples]  # extra data that the scenario allows, by resource
+    batches: int = 0  # batches drawn so far in this visit
+    steps: int = 0  # optimiser steps on the shared entries, see Worker._steps
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     @property
@@ -74,25 +76,31 @@ class Client:
         return self.scenario.optimisation(self.round).lr
 
     def generator(self, part: str) -> torch.Generator:
-        """The generator of (seed, round, client, part); the same one throughout the visit."""
+        """The torch generator of (seed, round, client, part).
+
+        Every call in a visit returns the same generator, which goes on where it stopped, so a part
+        that draws on each batch gets new numbers each time.
+        """
         if part not in self._generators:
             self._generators[part] = seeds.generator(self.seed, self.round, self.id, part)
         return self._generators[part]
 
     def numpy(self, part: str) -> np.random.Generator:
-        """A NumPy generator seeded by the next draw of :meth:`generator`."""
+        """A new NumPy generator, seeded by the next draw of :meth:`generator`."""
         draw = torch.randint(2**62, (), generator=self.generator(part))
         return np.random.default_rng(int(draw))
 
     def payload(self, part: Part) -> Tree:
-        """What the server half of ``part`` sent."""
+        """What ``part.send`` returned at the server for this client, keys without the prefix."""
         return tree.under(part.name, self.inbox)
 
     def reference(self, name: str, batch: Batch) -> Output | None:
-        """A frozen model on the batch, one forward however many parts ask.
+        """Output of a frozen model on the batch, as MOON contrasts features with.
 
-        ``received``, ``initial``, or ``previous`` (this client's model after its last visit; None
-        in its first). Eval mode, no gradient, no trace. The part declares it in ``references``.
+        ``name`` is ``received``, ``initial``, or ``previous``: this client's model after its last
+        visit, None in its first. The forward pass runs in eval mode without gradient and changes
+        no buffer. It is cached in ``batch.memo``, so several parts that ask cost one forward. The
+        part must name the model in its ``references``, or ``previous`` is not stored.
         """
         key = f"reference/{name}"
         if key not in batch.memo:
@@ -107,6 +115,6 @@ class Client:
         return self.initial if name == "initial" else self.state.get(name, {})
 
     def anchors(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(name, parameter, received value) of every parameter that the server sent."""
+        """(name, parameter, received value) of every shared parameter, as SCAFFOLD needs them."""
         named = self.net.named_parameters()
         return [(k, p, self.received[k]) for k, p in named if k in self.sent]

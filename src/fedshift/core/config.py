@@ -1,4 +1,10 @@
-"""What a run is: complete, validated, replayable; its name is a hash of its content."""
+"""The configuration of a run: method, scenario and seed, complete enough to repeat the run.
+
+``experiment`` makes one per run, ``runs`` writes it to the run directory, and worker processes and
+Flower apps rebuild the method from it. The folder's name contains a hash of the content, so that a
+sweep recognises what is finished. Nothing that leaves the numbers unchanged (transport, workers,
+machine) may enter that hash.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ FORMAT = 2  # of run directories; 1 (before 0.2) has older names in its scenario
 
 
 class RunConfig(Frozen):
-    """One run. ``composition`` is the resolved method; ``method`` the words that made it."""
+    """One run: ``method`` is the expression as typed, ``composition`` the method built from it."""
 
     format: int = FORMAT
     method: str  # expression, or the label of a Method object
@@ -35,14 +41,14 @@ class RunConfig(Frozen):
 
     @property
     def label(self) -> str:
-        """The method with what was changed: what tables print."""
+        """The method with its changed settings and removed parts, as tables print it."""
         changed = [f"{k}={v}" for k, v in self.settings.items()]
         removed = [f"without {name}" for name in self.without]
         return ", ".join([self.method, *changed, *removed])
 
     @property
     def scenario_label(self) -> str:
-        """The scenario with what was changed of the registered one: what tables print."""
+        """The scenario with what differs from the registered one, as tables print it."""
         known = SCENARIOS.entries().get(self.scenario.name)
         if known is None:
             return self.scenario.name
@@ -53,7 +59,7 @@ class RunConfig(Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that moves a number."""
+        """Hash of everything that can change a result; the scenario's summary text cannot."""
         content = {
             "format": self.format,
             "composition": self.composition,
@@ -71,7 +77,7 @@ class RunConfig(Frozen):
         return f"{words}-{name}-s{self.seed}-{self.fingerprint}"
 
     def build(self) -> Method:
-        """The method again, from its words."""
+        """Build the method from its expression; an error if the run was given a Method object."""
         if not self.replayable:
             raise RunError(
                 f"run {self.name} was made from a Method object; resume it from Python with "
@@ -81,7 +87,7 @@ class RunConfig(Frozen):
 
 
 def flat(scenario: Scenario) -> dict[str, Any]:
-    """Values of a scenario, those of the partition as ``partition.key``."""
+    """Options of a scenario as one flat dictionary; those of the partition as ``partition.key``."""
     values = scenario.model_dump(exclude={"name", "summary", "partition", "changed"})
     plan = scenario.partition.model_dump()
     return values | {f"partition.{key}": value for key, value in plan.items()}
@@ -95,7 +101,7 @@ def configure(
     settings: dict[str, Any] | None = None,
     without: tuple[str, ...] = (),
 ) -> tuple[RunConfig, Method]:
-    """A run's configuration and its method, from words or from an object."""
+    """A run's configuration and its method, from an expression or from a Method object."""
     settings = settings or {}
     words = isinstance(method, str)
     if isinstance(method, Method):
@@ -118,7 +124,7 @@ def configure(
 
 
 def parse_config(value: Any, source: str) -> RunConfig:
-    """A configuration read from a file."""
+    """Validate a configuration read from the file ``source``; raise one line if it does not fit."""
     try:
         held = dict(value["run"])
         if held.get("format", FORMAT) not in (1, FORMAT):
@@ -133,7 +139,7 @@ def parse_config(value: Any, source: str) -> RunConfig:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and thread count: recorded with a run, not part of its name."""
+    """Versions and thread count, which are recorded with a run but do not enter its name."""
     return {
         "fedshift": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,9 @@
-"""THE training loop: clients, server phases and label-free adaptation all run through it."""
+"""The one training loop: clients, server phases and label-free adaptation all run through it.
+
+``engine.visit`` calls :func:`descend` for each phase of a client's training; parts that train at
+the server or at a new site (FedKA's voting, FDSE's adaptation) call it themselves. It knows nothing
+of rounds, messages or parts, and no other code in the project may step an optimiser.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +28,21 @@ from fedshift.data.samples import split_rows
 
 @dataclass(slots=True)
 class Batch:
-    """Inputs and targets of one step; every player of the step sees the same one."""
+    """Inputs and targets of one batch; every player that moves on it sees the same object."""
 
     x: Tensor  # (B, *shape)
     y: Tensor  # (B,) class indices, or (B, K) probabilities
     index: int = 0  # number of the batch within the visit
-    memo: dict[str, Any] = field(default_factory=dict)  # what players and parts share on this batch
+    memo: dict[str, Any] = field(default_factory=dict)  # cache, such as frozen forwards
 
     def replace(self, **changes: Any) -> Batch:
-        """A copy with other fields; what was noted about the old inputs does not pass on."""
+        """A copy with other fields and an empty cache, which held results for the old inputs."""
         return replace(self, memo={}, **changes)
 
 
 @dataclass(slots=True)
 class Step:
-    """One player's turn on one batch."""
+    """One player's turn on one batch: the batch, its output and the player's name."""
 
     batch: Batch
     out: Output
@@ -51,7 +56,10 @@ class Step:
 
 @dataclass
 class Turn:
-    """A player made concrete: what it computes on a batch and which parameters it moves."""
+    """A player bound to a net: what it computes on a batch and which parameters it moves.
+
+    ``engine.visit`` makes one from each :class:`~fedshift.core.method.Player` of a phase.
+    """
 
     name: str
     parameters: list[tuple[str, nn.Parameter]]
@@ -59,7 +67,7 @@ class Turn:
     objective: Callable[[Step], Mapping[str, Tensor]]
     optimisation: Optimisation
     edit_gradients: Callable[[Step], None] | None = None
-    alone: bool = True  # the only one who moves anything: a plain backward is enough
+    alone: bool = True  # no other player moves on the same batch; see play()
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +78,12 @@ class Turn:
         self.optimiser = self.optimisation.build(self.moved)
 
     def play(self, batch: Batch, log: Log) -> None:
-        """Forward, backward, correct, clip, step."""
+        """Forward, backward, edit the gradients, clip, step; log the loss terms.
+
+        Where several players share a batch, the backward pass is restricted to this player's own
+        parameters (``inputs``), or it would leave gradients in the others'. A player that is
+        ``alone`` needs no such list, and a plain backward is faster.
+        """
         with self.reduced():
             step = Step(batch, self.forward(batch), self.name)
             terms = self.objective(step)
@@ -86,24 +99,28 @@ class Turn:
             clip_grad_norm_(self.moved, self.optimisation.clip)
         self.optimiser.step()
         for parameter in self.moved:
-            parameter.grad = None  # the next player's hooks see only its own
+            parameter.grad = None  # or the next player's hooks would see them
         self.steps += 1
         log.add(batch.index, terms)
 
 
 class Log:
-    """Loss terms by name, kept as tensors: one synchronisation per visit, not one per step."""
+    """Loss terms by name, one value per step.
+
+    They are kept as tensors and read at the end of the visit: one synchronisation with the device
+    instead of one per step. The price is that a NaN is noticed only then.
+    """
 
     def __init__(self) -> None:
         self.terms: dict[str, list[tuple[int, Tensor]]] = {}
 
     def add(self, step: int, terms: Mapping[str, Tensor]) -> None:
-        """Note one player's terms at one step."""
+        """Append one player's loss terms of one step."""
         for name, value in terms.items():
             self.terms.setdefault(name, []).append((step, value.detach()))
 
     def means(self, where: str) -> dict[str, float]:
-        """Mean of each term; the first value that is not finite stops the run and is named."""
+        """Mean of each term; raises with the step and the term of the first non-finite value."""
         values = {k: torch.stack([v for _, v in rows]).tolist() for k, rows in self.terms.items()}
         bad = [
             (self.terms[name][i][0], name, value)
@@ -127,11 +144,17 @@ def descend(
     *,
     one_forward: bool = False,
 ) -> None:
-    """Offer each batch to each player in turn. The one place where weights are trained.
+    """Train: on each batch, let each player take its turn. The one place where weights are trained.
 
     Trains ``net`` (and whatever else the players own) in place and leaves it in train mode.
-    Parameters that nobody moves get no gradient; BatchNorm statistics move once per batch, which
-    need not be watched where a batch has ``one_forward``.
+    Parameters that no player moves get no gradient.
+
+    BatchNorm statistics must move once per batch, however many forward passes the batch sees;
+    :class:`OncePerBatch` ensures it with a hook on every BatchNorm layer. A caller that knows that
+    each batch is forwarded exactly once passes ``one_forward``, and no hook is installed: the
+    numbers are the same, and plain FedAvg does not pay for the bookkeeping. ``engine.visit`` does
+    so for a single player with the default forward pass if no part overrides ``batch``, ``loss`` or
+    ``edit_gradients``, since any of these might run the net again.
     """
     idle = _make_ready(net, turns)
     try:
@@ -146,7 +169,7 @@ def descend(
 
 
 def _make_ready(net: Net, turns: Sequence[Turn]) -> list[nn.Parameter]:
-    """Train mode and no gradients but of what is moved, in place; the parameters left out."""
+    """Set train mode and freeze the parameters that no player moves, in place; returns those."""
     moving = {id(p) for turn in turns for p in turn.moved}
     idle = []
     for parameter in net.parameters():
@@ -157,7 +180,7 @@ def _make_ready(net: Net, turns: Sequence[Turn]) -> list[nn.Parameter]:
     for turn in turns:
         turn.alone = len(turns) == 1
     for module in net.modules():
-        if not module.training:  # setting it costs more than asking
+        if not module.training:  # train() costs more than this check
             module.train()
     return idle
 
@@ -165,7 +188,7 @@ def _make_ready(net: Net, turns: Sequence[Turn]) -> list[nn.Parameter]:
 def shuffled_rows(
     n: int, size: int, generator: torch.Generator, *, epochs: int | None, steps: int | None
 ) -> Iterator[Tensor]:
-    """Index batches for a number of epochs or, if ``steps`` is given, of steps."""
+    """Batches of row indices, reshuffled each epoch, for ``epochs`` or, if given, ``steps``."""
     taken = 0
     epoch = 0
     while (epoch < (epochs or 1)) if steps is None else (taken < steps):
@@ -178,7 +201,7 @@ def shuffled_rows(
 
 
 def optimiser_state(turn: Turn) -> Tree:
-    """The optimiser's tensors, "player/parameter/key", for scenarios that keep them over rounds."""
+    """The optimiser's tensors as "player/parameter/key", for ``optimiser_state=keep``."""
     out: Tree = {}
     for name, parameter in turn.parameters:
         for key, value in turn.optimiser.state.get(parameter, {}).items():
@@ -188,7 +211,7 @@ def optimiser_state(turn: Turn) -> Tree:
 
 
 def restore_optimiser(turn: Turn, state: Mapping[str, Tensor]) -> None:
-    """Put kept tensors back, in place; players and parameters without any start afresh."""
+    """Inverse of :func:`optimiser_state`, in place; parameters without saved tensors start anew."""
     for name, parameter in turn.parameters:
         head = f"{turn.name}/{name}/"
         kept = {k[len(head) :]: v.clone() for k, v in state.items() if k.startswith(head)}

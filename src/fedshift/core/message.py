@@ -1,4 +1,9 @@
-"""Everything that travels between server and client, and what it weighs."""
+"""The messages between server and client, and their size in bytes.
+
+The server makes a :class:`Broadcast` per client, the client replies with an :class:`Update`, and
+every transport and the ledger handle both. A message holds tensors and scalars only, never a Python
+object, so that it means the same in process and on another machine.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,23 @@ from fedshift.base import tree
 from fedshift.base.tree import Tree
 
 Scalar = bool | int | float | str
+# What a message asks of the client. ``enrol``: report the number of examples and data summaries, in
+# round 0. ``train``: one visit of local training. ``statistics``: re-estimate BatchNorm statistics
+# (``bn=recompute``). ``score``: evaluate the client's own model on its own data. ``assess``: same,
+# but the received model with the client's private entries. ``donate``: upload the private entries
+# (``private_at_new_site=mean``). ``talk``: reply to one part's exchange beside training (``Ask``).
 Task = Literal["enrol", "train", "statistics", "score", "assess", "donate", "talk"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Named sections of tensors plus scalars; flat, so that any transport can carry it."""
+    """Three flat sections of tensors, plus scalars, so that any transport can carry it."""
 
     client: str
     task: Task
     round: int
-    shared: Tree = field(default_factory=dict)  # entries every client has in common
-    personal: Tree = field(default_factory=dict)  # this client's own entries, known to the server
+    shared: Tree = field(default_factory=dict)  # entries with one value for all clients
+    personal: Tree = field(default_factory=dict)  # this client's values, stored by the server
     payload: Tree = field(default_factory=dict)  # "part/key"
     SECTIONS: ClassVar[tuple[str, ...]] = ("shared", "personal", "payload")
     NOT_SCALARS: ClassVar[frozenset[str]] = frozenset({*SECTIONS, "SECTIONS", "NOT_SCALARS"})
@@ -33,11 +43,11 @@ class Message:
 
     def scalars(self) -> dict[str, Any]:
         """All fields that are not tensors."""
-        fields = self.__dataclass_fields__  # dataclasses.fields takes longer than the rest
+        fields = self.__dataclass_fields__  # dataclasses.fields() would dominate the time
         return {name: getattr(self, name) for name in fields if name not in self.NOT_SCALARS}
 
-    def weigh(self) -> dict[str, int]:
-        """Bytes by kind: one entry per section, payload split by part."""
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Size in bytes by kind, for the ledger: one entry per section, payload split by part."""
         out = {"scalars": len(json.dumps(self.scalars())), "shared": tree.nbytes(self.shared)}
         out["personal"] = tree.nbytes(self.personal)
         for key, value in self.payload.items():
@@ -47,8 +57,8 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tensors and scalars together."""
-        return sum(self.weigh().values())
+        """Size of tensors and scalars together, in bytes."""
+        return sum(self.bytes_by_kind().values())
 
     def to_bytes(self) -> bytes:
         """The whole message as one safetensors blob."""
@@ -65,38 +75,38 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Message):
-    """Server to one client."""
+    """A message from the server to one client: a task, the current model, the parts' payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update(Message):
-    """One client to the server."""
+    """A client's reply to the server: its entries after training, payload, counts and metrics."""
 
     examples: int = 0
     steps: int = 0  # optimiser steps that moved the shared entries
-    facts: dict[str, Scalar] = field(default_factory=dict)  # enrolment: domain and the like
+    facts: dict[str, Scalar] = field(default_factory=dict)  # in enrolments: the domain, if allowed
     metrics: dict[str, float] = field(
         default_factory=dict
     )  # losses by name, counts of right answers
 
     def own(self) -> Update:
-        """The same in memory of its own."""
+        """A copy in memory of its own, which no later reply overwrites."""
         sections: dict[str, Any] = {s: tree.clone(getattr(self, s)) for s in self.SECTIONS}
         return dataclasses.replace(self, **sections)
 
     def to_cpu(self) -> Update:
-        """The same in the processor's memory."""
+        """The same update with its tensors on the CPU."""
         sections: dict[str, Any] = {s: tree.to(getattr(self, s), "cpu") for s in self.SECTIONS}
         return dataclasses.replace(self, **sections)
 
     def scalars_only(self) -> Update:
-        """The same without tensors."""
+        """The same update without its tensors, for replies already summed."""
         return dataclasses.replace(self, shared={}, personal={}, payload={})
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A message without an answer that counts: the site failed, hung, left, or was refused."""
+    """A missing reply: the site failed, timed out, left, or its update was rejected."""
 
     client: str
     task: Task

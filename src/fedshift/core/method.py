@@ -1,4 +1,9 @@
-"""A method is a tuple of two-sided parts plus one aggregator; hyper-parameters only, no tensors."""
+"""Methods and their parts: the page to read before writing a method of your own.
+
+A method is a tuple of parts plus one aggregator. Authors subclass :class:`Part` and override the
+hooks they need; ``engine.visit`` calls the client-side hooks, ``engine.round`` the server-side
+ones. Parts and methods hold hyper-parameters only, never tensors, state or data.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +31,31 @@ if TYPE_CHECKING:
 
 
 Named = Iterable[tuple[str, nn.Parameter]]
-Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]  # letters by client to who answered what
-RESERVED = {"net", "previous", "trained", "optimiser"}  # the core's own entries of client state
+# Send one payload per client; returns the replies by client. An exchange beside training: each
+# client's ``reply`` hook makes its reply, and a client that does not answer is not in the result.
+Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]
+RESERVED = {"net", "previous", "trained", "optimiser"}  # keys of client state that the core uses
 
 
 def whole_net(client: Client) -> Named:
-    """Every parameter of the client's net."""
+    """Every parameter of the client's net: what a player trains by default."""
     return client.net.named_parameters()
 
 
 def through_net(client: Client, batch: Batch) -> Output:
-    """The client's net on the batch."""
+    """The client's net on the batch: a player's default forward pass."""
     out: Output = client.net(batch.x)
     return out
 
 
 @dataclass(frozen=True)
 class Player:
-    """Who moves on a batch: its forward pass, its objective, its parameters, its optimiser.
+    """One optimiser step per batch: its forward pass, objective, parameters and optimiser.
 
     A player without an objective is a base player: it minimises the task loss plus every part's
-    ``loss`` and its gradients pass through every part's ``edit_gradients``. A player that maximises
-    returns a negative term.
+    ``loss``, and its gradients pass through every part's ``edit_gradients``. A player that
+    maximises returns the negative of its objective. Ditto has two players, the shared and the
+    personal model.
     """
 
     name: str = "model"
@@ -59,7 +67,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training; on each batch the players move one after another."""
+    """A stage of local training; on each batch the players take one step each, in order."""
 
     players: tuple[Player, ...] = (Player(),)
     epochs: int | None = None  # None, and no steps: the scenario's budget
@@ -67,113 +75,181 @@ class Phase:
 
 
 class Part(Declares):
-    """One idea of one paper, client half and server half side by side.
+    """One idea of one paper, its client side and its server side in one class.
 
-    Subclasses are frozen dataclasses of hyper-parameters; state lives in ``client.state[name]``
-    and ``server.state[name]``, payload travels as ``name/key``, so parts never collide. Every hook
-    is optional; docs/extending.md shows them in the order of a round.
+    Subclasses are frozen dataclasses of hyper-parameters. State lives in ``client.state[name]`` and
+    ``server.state[name]``, payload travels as ``name/key``, so parts never collide. Every hook is
+    optional. One round calls, at the server, ``negotiate`` and ``send``; at each client ``probe``,
+    ``begin`` and ``phases``, per batch ``batch``, ``loss`` and ``edit_gradients``, then ``finish``
+    and ``encode``; at the server ``reject_reason``, ``decode``, ``merge``, the aggregator,
+    ``personal`` and ``refine``. Unless noted otherwise the parts are called in their order.
     """
 
     # both sides, once
     def build(self, net: Net) -> None:
-        """Extend the net in place, on the server and on every client."""
+        """Both sides, once, when the net is made: add modules in place (MOON's projector)."""
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
-        """Where entries live that are not shared; the most private answer wins."""
+        """Both sides, once: the entries that are not shared, as FedBN's BatchNorm is private.
+
+        If two parts disagree about an entry, the most private scope wins.
+        """
         return {}
 
     # client
     def enrol(self, client: Client) -> Tree:
-        """Round 0: summaries of the client's data, sent once."""
+        """Client, round 0: summaries of its data, sent once (FedDebias: means of inputs)."""
         return {}
 
     def probe(self, client: Client) -> Tree:
-        """Measure the received model; net and generators are restored afterwards."""
+        """Client, each training visit, before ``begin``: measure the received model.
+
+        Returns payload. The net and the generators are restored afterwards, so measuring changes
+        nothing. GroupDRO reports the training loss of the received model.
+        """
         return {}
 
     def begin(self, client: Client) -> None:
-        """Before the first batch of a visit."""
+        """Client, before the first batch of training: prepare state (SCAFFOLD: c_i starts at 0)."""
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Replace the default single phase; at most one part of a method may answer."""
+        """Client, once per training visit: replace the default single phase of a single player.
+
+        FedRep trains the head, then the body. Empty keeps the default; at most one part of a method
+        may override it.
+        """
         return ()
 
     def extra_parameters(self, client: Client) -> Named:
-        """Trainable tensors outside the net that every base player moves along with its own."""
+        """Client, once per phase and base player: tensors outside the net that it trains as well.
+
+        CSAC returns its projections, which live in the client's state.
+        """
         return ()
 
     def batch(self, client: Client, batch: Batch) -> Batch:
-        """Augment, mix or extend a batch; chains in the order of the parts."""
+        """Client, each batch, before any forward pass: augment or mix it (Mixup).
+
+        Each part gets the batch that the one before it returned. Use ``batch.replace``.
+        """
         return batch
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """A term to add to the task loss of the base player."""
+        """Client, each step of a base player, after its forward pass: a term to add to the loss.
+
+        FedProx returns its proximal term. None adds nothing; each term is logged by part.
+        """
         return None
 
     def edit_gradients(self, client: Client, step: Step) -> None:
-        """Edit the base player's gradients between backward and optimiser step."""
+        """Client, each step of a base player, between backward pass and optimiser step.
+
+        Change ``parameter.grad`` in place: SCAFFOLD adds c - c_i. Clipping comes after it.
+        """
 
     def finish(self, client: Client) -> Tree:
-        """After the last batch: write state, return payload."""
+        """Client, after the last batch: write state, return payload (SCAFFOLD: change of c_i)."""
         return {}
 
     def encode(self, client: Client, update: Update) -> Update:
-        """What leaves the site in place of its reply to training; chains in the order of parts."""
+        """Client, last: what leaves the site in place of the update.
+
+        Local differential privacy clips and adds noise here. Each part gets what the one before it
+        returned.
+        """
         return update
 
     def reply(self, client: Client) -> Tree:
-        """Reply to what the server half asked in an exchange beside training, see ``negotiate``."""
+        """Client, when this part calls ``ask`` at the server: payload that answers it.
+
+        ``client.payload(self)`` is the question. State written here is not saved. Secure
+        aggregation replies with its public keys.
+        """
         return {}
 
     # server
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
-        """Round 0: what the server makes of the summaries."""
+        """Server, round 0: read what every client's ``enrol`` returned.
+
+        FedDebias makes its first pseudo-data of them. ``server.roster`` is filled only afterwards.
+        """
 
     def send(self, server: Server, client: str) -> Tree:
-        """Payload for one client."""
+        """Server, each round, once per participant: payload for that client (SCAFFOLD: c)."""
         return {}
 
     def negotiate(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
-        """Before the mail of a round: exchanges of this part; returns who goes on."""
+        """Server, each round, before any training message: agree on something with the cohort.
+
+        Returns the clients that go on. Secure aggregation exchanges keys here, by ``ask``.
+        """
         return cohort
 
     def reject_reason(self, server: Server, update: Update) -> str:
-        """Why an update is to be refused, in words; empty: it is not."""
+        """Server, on each reply to any task: why to reject it, as text; empty accepts it.
+
+        A rejected reply counts as lost. Central differential privacy rejects any payload.
+        """
         return ""
 
     def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
-        """What the method sees in place of the updates; chains against the order of the parts."""
+        """Server, before anything reads the updates: what the method sees in their place.
+
+        The inverse of ``encode``, so parts are called in reverse order. Secure aggregation returns
+        one update, the mean.
+        """
         return updates
 
     def require(self, server: Server) -> None:
-        """Before round 0, of parts that protect: raise if the promise cannot be kept here."""
+        """Server, before round 0, privacy parts only: raise if the guarantee cannot be given."""
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Which privacy the run has given so far, as JSON; ``visits`` counts mail by client."""
+        """Server, after each round, privacy parts only: the guarantee so far, as JSON.
+
+        ``visits`` counts training messages by client; local differential privacy computes epsilon
+        from the largest count.
+        """
         return {}
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
-        """Read the updates before they are aggregated."""
+        """Server, each round, before aggregation: read all updates (SCAFFOLD: updates c).
+
+        Overriding it keeps every update in memory; otherwise they may be summed on arrival.
+        """
 
     def personal(self, server: Server, updates: Sequence[Update]) -> Mapping[str, Tree]:
-        """Next personal entries of each participant; at most one part may answer."""
+        """Server, after aggregation: next personal entries by participant.
+
+        FDSE mixes those of similar clients. At most one part of a method may override it; by
+        default each client keeps its own.
+        """
         return {}
 
     def refine(self, server: Server) -> None:
-        """Server phase after aggregation; chains in the order of the parts."""
+        """Server, last in a round: change the aggregated model, by replacing ``server.shared``.
+
+        FedKA fine-tunes it on unlabelled target inputs.
+        """
 
     # scoring
     def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
-        """Logits (B, K), if not simply the net's; ``client`` is None for a model without a site."""
+        """When a model is scored: logits (B, K), or None for the net's own.
+
+        ``client`` is None if the scored model belongs to no client. Ditto predicts with the
+        personal model. At most one part of a method may override it.
+        """
         return None
 
     def adapt(self, net: Net, unlabelled: Samples) -> None:
-        """Fit ``net`` in place to a new site's inputs; chains in the order of the parts."""
+        """Before scoring at a new site: fit ``net`` in place to its inputs, without labels.
+
+        FedBN re-estimates BatchNorm statistics. Used by the protocol ``unseen-adapted``.
+        """
 
 
 @dataclass(frozen=True)
 class Method:
-    """Parts in order, and the one aggregator by which shared entries are merged."""
+    """Parts in order, and the one aggregator that merges the shared entries."""
 
     parts: tuple[Part, ...] = ()
     aggregate: Aggregator = dataclasses.field(default_factory=Mean)
@@ -188,7 +264,7 @@ class Method:
             self._provider(hook)
 
     def _provider(self, hook: str) -> Part | None:
-        """The one part that overrides ``hook``; two are a clash that names both."""
+        """The one part that overrides ``hook``; an error that names both if there are two."""
         own = self.overriding(hook)
         if len(own) > 1:
             names = " and ".join(p.name for p in own)
@@ -196,16 +272,16 @@ class Method:
         return own[0] if own else None
 
     def overriding(self, hook: str) -> tuple[Part, ...]:
-        """The parts that do something in ``hook``, in order."""
+        """The parts that override ``hook``, in order."""
         return tuple(p for p in self.parts if getattr(type(p), hook) is not getattr(Part, hook))
 
     # composition
     def plus(self, *parts: Part) -> Method:
-        """This method with further parts."""
+        """This method with further parts, called after its own."""
         return replace(self, parts=self.parts + parts)
 
     def without(self, *names: str) -> Method:
-        """This method without some parts; naming the aggregator's rule puts the plain mean back."""
+        """This method without some parts; naming the aggregator restores the plain mean."""
         known = {p.name for p in self.parts} | {self.aggregate.name}
         for name in names:
             if name not in known:
@@ -214,7 +290,7 @@ class Method:
         return Method(parts, Mean() if self.aggregate.name in names else self.aggregate)
 
     def with_(self, aggregate: Aggregator | None = None, **values: Any) -> Method:
-        """This method with another aggregator or other settings (``part__key`` where two share)."""
+        """This method with another aggregator or settings (``part__key`` where ambiguous)."""
         out = replace(self, aggregate=aggregate or self.aggregate)
         for key, value in values.items():
             owner, _, name = key.rpartition("__")
@@ -222,7 +298,7 @@ class Method:
         return out
 
     def set(self, key: str, value: Any) -> Method:
-        """One hyper-parameter, ``key`` or ``part.key``, of a part or of the aggregator."""
+        """This method with one hyper-parameter changed: ``key``, or ``part.key`` if ambiguous."""
         owner, _, name = key.rpartition(".")
         holders = [h for h in self.settings() if h[1] == name and owner in ("", h[0])]
         if not holders:
@@ -236,27 +312,27 @@ class Method:
         return Method(parts, self.aggregate.set(part, name, value))
 
     def settings(self) -> list[tuple[str, str, Any]]:
-        """Every hyper-parameter as (owner, key, value)."""
+        """Every hyper-parameter as (owner's name, key, value)."""
         own = [(p.name, f.name, getattr(p, f.name)) for p in self.parts for f in settings_of(p)]
         return own + self.aggregate.settings()
 
     def describe(self) -> dict[str, Any]:
-        """Parts, aggregator and every value, as JSON: what a run's name is the hash of."""
+        """Parts, aggregator and all settings, as JSON; the hash in a run's name covers it."""
         return {
             "parts": [described(p) for p in self.parts],
             "aggregate": self.aggregate.describe(),
         }
 
-    # what the runner asks
+    # what the engine calls
     @property
     def streams(self) -> bool:
-        """Whether no part wants to see all updates of a round at once."""
+        """Whether updates may be summed as they arrive: no part reads all of them at once."""
         hooks = ("merge", "personal", "decode")
         return all(getattr(type(p), h) is getattr(Part, h) for p in self.parts for h in hooks)
 
     @property
     def declared(self) -> tuple[Declares, ...]:
-        """Everything that declares needs."""
+        """All components: the parts, the rule, its server optimiser and its weighting."""
         return (*self.parts, *self.aggregate.declared)
 
     def scopes(self, net: Net, *, bn_local: bool = False) -> dict[str, Scope]:
@@ -271,33 +347,33 @@ class Method:
         return out
 
     def gather(self, pick: Callable[[Part], Tree]) -> Tree:
-        """Each part's payload under its own name."""
+        """The payloads that ``pick`` returns for each part, keys prefixed by the part's name."""
         return tree.merge(tree.prefixed(p.name, pick(p)) for p in self.parts)
 
     def encode(self, client: Client, update: Update) -> Update:
-        """What leaves a site after training, through every part."""
+        """The update as it leaves the site, after every part's ``encode``."""
         for part in self.parts:
             update = part.encode(client, update)
         return update
 
     def reply(self, client: Client) -> Tree:
-        """Replies of the parts that the server has written to."""
+        """Replies of those parts whose payload is in the client's inbox."""
         asked = {key.partition("/")[0] for key in client.inbox}
         return self.gather(lambda part: part.reply(client) if part.name in asked else {})
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """What the client does in this visit."""
+        """Phases of this visit: the providing part's, or the default one."""
         provider = self._provider("phases")
         return (provider.phases(client) if provider else ()) or (Phase(),)
 
     def personal(self, server: Server, updates: Sequence[Update]) -> Mapping[str, Tree]:
-        """Next personal entries of the participants: their own, unless a part mixes them."""
+        """Next personal entries by participant: as uploaded, unless a part mixes them."""
         provider = self._provider("personal")
         own = {u.client: u.personal for u in updates if u.personal}
         return own | dict(provider.personal(server, updates)) if provider else own
 
     def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor:
-        """Logits (B, K) of the model that is scored."""
+        """Logits (B, K) of the scored model: the providing part's, or the net's."""
         provider = self._provider("predict")
         logits = provider.predict(net, x, client) if provider else None
         if logits is None:

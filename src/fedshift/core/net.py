@@ -1,4 +1,9 @@
-"""The network every method sees: stages with taps, necks between them, one head."""
+"""The net that every method trains: stages with taps, necks between them, one head.
+
+Backbones build a :class:`Net`; parts read its outputs, add necks and choose entries by module type;
+``engine`` loads it in place. Methods must never select an entry by a substring of its key: a
+BatchNorm layer may be called ``downsample.1``.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +23,28 @@ from fedshift.base.tree import Tree
 
 @dataclass(slots=True)
 class Output:
-    """What one forward pass yields."""
+    """The result of one forward pass."""
 
     logits: Tensor  # (B, K)
     features: Tensor  # (B, D), input of the head
     taps: dict[str, Tensor] = field(default_factory=dict)  # output of each stage, by name
-    aux: dict[str, Tensor] = field(default_factory=dict)  # what necks add, "part/key"
+    aux: dict[str, Tensor] = field(default_factory=dict)  # other outputs of necks, "neck/key"
 
 
 class Neck(nn.Module):
-    """A module that a part inserts after a stage; subclasses return (maps, what else they saw)."""
+    """A module that a part inserts after a stage; returns the new maps and any further tensors."""
 
     def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Identity."""
+        """Identity; subclasses return (maps, tensors to appear in ``Output.aux``)."""
         return maps, {}
 
 
 class Net(nn.Module):
-    """Named stages in order, then the head, so that a method never has to know the architecture.
+    """Named stages in order, then the head, so that a method need not know the architecture.
 
-    ``stages`` maps a tap's name to the (dotted) names of the modules it runs, so state-dict keys
-    can be those of torchvision while the taps have names of ours. The output of the last stage,
-    flattened, is ``Output.features``.
+    ``stages`` maps a stage's name, which is also its tap's, to the (dotted) names of the modules it
+    runs. State-dict keys can so be those of torchvision while the taps have names of ours. The
+    output of the last stage, flattened, is ``Output.features``.
     """
 
     def __init__(
@@ -54,23 +59,23 @@ class Net(nn.Module):
         super().__init__()
         for name, module in modules.items():
             self.add_module(name, module)
-        self.extra = nn.ModuleDict()  # what parts add, by part name
+        self.extra = nn.ModuleDict()  # modules that parts add, by name
         self.stages = {name: tuple(paths) for name, paths in stages.items()}
         self.head_path = head
         self.shape = tuple(shape)  # of one input
         self.classes = classes
         self.necks: dict[str, list[str]] = {name: [] for name in stages}
-        self.skipped: frozenset[str] = frozenset()  # necks that are left out for the moment
-        self.contiguous = False  # whether images are laid out channel by channel first
+        self.skipped: frozenset[str] = frozenset()  # necks that the forward pass leaves out
+        self.contiguous = False  # copy images to channels-first before the first stage
 
     @property
     def head_module(self) -> nn.Module:
         """The classifier on top of the features."""
-        head: nn.Module = attrgetter(self.head_path)(self)  # get_submodule takes twice as long
+        head: nn.Module = attrgetter(self.head_path)(self)  # get_submodule takes twice the time
         return head
 
     def insert(self, name: str, neck: Neck, *, after: str) -> None:
-        """Let ``neck`` transform the output of stage ``after``; several chain in order."""
+        """Let ``neck`` transform the output of stage ``after``, in place; several run in order."""
         if after not in self.stages:
             raise ConfigError(
                 f"{name} follows stage {after!r}, but this backbone has {', '.join(self.stages)}"
@@ -101,7 +106,7 @@ class Net(nn.Module):
 
     @torch.no_grad()
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tap and of ``features`` and ``logits`` for one input; leaves no trace."""
+        """Shape of every tap, of ``features`` and of ``logits`` for one input; changes nothing."""
         was_training = self.training
         out = self.eval()(torch.zeros(1, *self.shape))
         self.train(was_training)
@@ -110,15 +115,15 @@ class Net(nn.Module):
 
 
 class Scope(IntEnum):
-    """Where a tensor lives; if two parts disagree the most private wins."""
+    """Where an entry of the net is kept; if two parts disagree, the most private wins."""
 
-    SHARED = 0  # one value for all, merged by the aggregator
+    SHARED = 0  # one value for all clients, merged by the aggregator
     PERSONAL = 1  # uploaded, one value per client, mixed by the server
     PRIVATE = 2  # never leaves the client
 
 
 def by_scope(scopes: Mapping[str, Scope]) -> dict[Scope, frozenset[str]]:
-    """The entries that live in each scope."""
+    """The names of the entries in each scope."""
     return {s: frozenset(k for k, own in scopes.items() if own is s) for s in Scope}
 
 
@@ -133,24 +138,26 @@ def keys_of_type(net: nn.Module, *types: type[nn.Module]) -> set[str]:
 
 
 def batch_norm_keys(net: nn.Module) -> set[str]:
-    """Weights, biases and statistics of every BatchNorm."""
+    """Keys of the weights, biases and statistics of every BatchNorm."""
     return keys_of_type(net, _BatchNorm)
 
 
 def head_keys(net: Net) -> set[str]:
-    """Every entry of the head."""
+    """Keys of every entry of the head."""
     return {f"{net.head_path}.{key}" for key in net.head_module.state_dict()}
 
 
 def batch_norm_buffers(net: nn.Module) -> set[str]:
-    """Running statistics and counters of every BatchNorm."""
+    """Keys of the running statistics and counters of every BatchNorm."""
     return batch_norm_keys(net) & {name for name, _ in net.named_buffers()}
 
 
 def load(net: nn.Module | Tree, *trees: Mapping[str, Tensor]) -> None:
     """Copy entries into a net, or into its ``state_dict()``, in place.
 
-    Later trees win, unknown entries are an error.
+    Later trees overwrite earlier ones; an unknown entry is an error. One fused copy per tree: a
+    caller that loads often passes the ``state_dict()``, which it can keep, since the net's memory
+    stays where it is.
     """
     target = net.state_dict() if isinstance(net, nn.Module) else net
     with torch.no_grad():
@@ -161,14 +168,21 @@ def load(net: nn.Module | Tree, *trees: Mapping[str, Tensor]) -> None:
 
 
 def call(net: Net, entries: Mapping[str, Tensor], x: Tensor) -> Output:
-    """Forward ``net`` with other ``entries`` in place of its own; buffers move in ``entries``."""
+    """Forward ``net`` with ``entries`` in place of its own, as Ditto does for its personal model.
+
+    In train mode BatchNorm updates the buffers in ``entries``, not those of ``net``.
+    """
     out: Output = functional_call(net, dict(entries), (x,))
     return out
 
 
 @torch.no_grad()
 def call_frozen(net: Net, entries: Tree, x: Tensor) -> Output:
-    """As :func:`call` in eval mode without gradient: leaves no trace in ``net`` or ``entries``."""
+    """As :func:`call`, in eval mode and without gradient; changes neither ``net`` nor ``entries``.
+
+    Eval mode matters: received entries are read-only, and in train mode BatchNorm would write into
+    them. Each module's own mode is restored, since modules may differ in it.
+    """
     modes = [(m, m.training) for m in net.modules()]
     net.eval()
     try:
@@ -180,13 +194,17 @@ def call_frozen(net: Net, entries: Tree, x: Tensor) -> Output:
 
 @torch.no_grad()
 def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-    """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs."""
+    """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs.
+
+    With ``momentum = None`` torch averages cumulatively, so every batch counts the same. Only the
+    BatchNorm layers run in train mode; dropout and necks stay in eval mode.
+    """
     layers = [m for m in net.modules() if isinstance(m, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     net.eval()
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # cumulative average
+        layer.momentum = None
         layer.train()
     for x, _ in batches:
         net(x)
@@ -196,11 +214,19 @@ def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> N
 
 
 class OncePerBatch:
-    """Lets each BatchNorm move its statistics on the first forward of a batch only.
+    """Lets each BatchNorm update its running statistics on the first forward of a batch only.
 
-    Several players, phases or extra forwards of one batch would otherwise count it several times.
-    Statistics are told apart by the buffer, so a second branch run through the same modules has
-    its own turn.
+    Several players, or a part that runs the net again inside its loss, forward the same batch more
+    than once; without this its statistics would count as often, and a method with an extra forward
+    would differ from FedAvg for that reason alone. A hook before each BatchNorm layer switches
+    ``track_running_stats`` off if the layer has already seen this batch: the layer then still
+    normalises by the batch's own statistics, but leaves the running ones alone. In eval mode it
+    stays on, because there it selects the running statistics.
+
+    What has been seen is recorded by the identity of the ``running_mean`` buffer, not of the layer:
+    :func:`call` swaps the buffers of the same modules, and a second model such as Ditto's has
+    statistics of its own to update. :func:`~fedshift.core.loop.descend` enters this context for a
+    phase and calls :meth:`next_batch` after each batch.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -216,7 +242,7 @@ class OncePerBatch:
             self.moved.add(mark)
 
     def next_batch(self) -> None:
-        """Let every layer move again."""
+        """Let every layer update its statistics again."""
         self.moved.clear()
 
     def __enter__(self) -> OncePerBatch:
@@ -231,6 +257,6 @@ class OncePerBatch:
 
 
 def parameters_of(net: nn.Module, keys: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
-    """Named parameters among ``keys``."""
+    """(name, parameter) of those parameters of ``net`` that ``keys`` contains."""
     wanted = set(keys)
     return [(name, p) for name, p in net.named_parameters() if name in wanted]

@@ -1,4 +1,9 @@
-"""Right answers of a model on samples: deterministic, in large batches, without gradient."""
+"""Scoring a model on samples: correct predictions and loss, as counts that add up over sites.
+
+``engine.visit`` calls it at the clients, ``evaluate`` at the server, and GroupDRO to measure a
+training loss. It is deterministic, runs in large batches without gradient, and must leave the model
+unchanged: the caller sets eval mode.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,11 @@ from fedshift.data.samples import Samples
 
 @torch.inference_mode()
 def score(predict: Callable[[Tensor], Tensor], samples: Samples) -> dict[str, float]:
-    """Counts that add up over sites: right answers, samples, summed loss."""
+    """Number of correct predictions, number of samples and summed cross-entropy.
+
+    ``predict`` maps inputs (B, *shape) to logits (B, K). The sums stay on the device until the end,
+    so there is one synchronisation per call, and are kept in double precision where there is any.
+    """
     device = samples.x.device
     wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
     right = torch.zeros((), dtype=wide, device=device)

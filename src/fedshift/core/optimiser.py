@@ -1,4 +1,9 @@
-"""How parameters are stepped: torch's optimisers, and plain SGD without what they add to a step."""
+"""Client optimisers: torch's Adam and AdamW, and an SGD that calls torch's fused kernel directly.
+
+The scenario chooses the :class:`Optimisation` of a round, the same for every method, and the
+training loop builds an optimiser from it for each phase. A part may replace it for one of its
+players, and must not change it for another part's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class Optimiser(Protocol):
-    """What the loop and its callers use of an optimiser; torch's have it."""
+    """The interface that the loop and its callers need; torch's optimisers have it."""
 
     param_groups: list[dict[str, Any]]
     state: defaultdict[Any, Any]  # parameter -> name -> tensor
@@ -26,17 +31,17 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How parameters are stepped: the scenario's choice, the same for every method."""
+    """Optimiser settings of one round: the scenario's choice, the same for every method."""
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float | None = None
+    clip: float | None = None  # largest gradient norm; None: no clipping
     precision: Precision = "float32"
 
     def build(self, parameters: Sequence[nn.Parameter]) -> Optimiser:
-        """A fresh optimiser; fused kernels, one call per step however many tensors there are."""
+        """A new optimiser with fused kernels: one call per step for all tensors together."""
         if self.kind == "sgd":
             return Sgd(parameters, self)
         kind = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
@@ -44,15 +49,15 @@ class Optimisation:
 
 
 class Sgd:
-    """torch's SGD as its one fused kernel.
+    """SGD with momentum and weight decay, as one call of torch's fused kernel.
 
-    The same numbers as ``torch.optim.SGD(fused=True)``, whose hooks, profiler records and groups
-    take a fifth of a small net's step.
+    Gives the same numbers as ``torch.optim.SGD(fused=True)``. That class also runs step hooks,
+    profiler records and a loop over parameter groups, which take a fifth of a small net's step.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], chosen: Optimisation) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": chosen.lr}]
-        self.values = [p.detach() for p in parameters]  # the same memory, not watched by autograd
+        self.values = [p.detach() for p in parameters]  # same memory, but not tracked by autograd
         self.state: defaultdict[Any, Any] = defaultdict(dict)
         self.momentum, self.weight_decay = chosen.momentum, chosen.weight_decay
 
@@ -73,7 +78,7 @@ class Sgd:
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=False,  # zeros below: the first buffer is the gradient, as it should be
+            is_first_step=False,  # right, as momentum buffers start at zero: m * 0 + grad
         )
 
     def _buffer(self, parameter: Tensor) -> Tensor:

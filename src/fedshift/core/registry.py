@@ -1,4 +1,9 @@
-"""Methods, backbones and scenarios by name; a file in the right folder is enough to be found."""
+"""Methods, backbones and scenarios by name, and methods built from expressions.
+
+Modules register their builders here by decorator; the command line, run configurations and Python
+users turn an expression such as ``"fedavg + mixup"`` into a method by :func:`build`. A file in the
+right folder is found without a list to edit, and nothing is imported before it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +30,27 @@ register_scenario = SCENARIOS.register
 
 
 def parts() -> dict[str, type[Part]]:
-    """Every part that the registered methods' modules define, by name."""
+    """Every part class that can appear in an expression, by name.
+
+    Found by walking the subclasses of :class:`Part` after all modules of methods were imported.
+    """
     METHODS.entries()
     found: dict[str, type[Part]] = {}
     open_ = [Part]
     while open_:
         for kind in open_.pop().__subclasses__():
             open_.append(kind)
-            with suppress(
-                TypeError
-            ):  # a part that has settings without a default stands in no word
+            # A part with mandatory settings cannot appear in an expression.
+            with suppress(TypeError):
                 found[kind().name] = kind
     return found
 
 
 def build(expression: str, **settings: Any) -> Method:
-    """A method from words: ``"fedprox[mu=0.1]"``, ``"fedavg + mixup"``, ``"moon - projector"``.
+    """A method from text: ``"fedprox[mu=0.1]"``, ``"fedavg + mixup"``, ``"moon - projector"``.
 
-    The first name is a method; ``+`` adds a method or a part, ``-`` (between spaces) takes a part
-    away. ``settings`` are those of the first name.
+    The first name is a method; ``+`` adds a method or a part, ``-`` removes a part. The signs need
+    spaces around them, since names contain hyphens. ``settings`` apply to the first name.
 
     Examples:
         >>> build("fedprox", mu=0.1).parts[0].mu
@@ -63,7 +70,10 @@ def build(expression: str, **settings: Any) -> Method:
 
 
 def component(word: str, known: Mapping[str, Entry[Method]], settings: Mapping[str, Any]) -> Method:
-    """One name with its settings: those of the builder go there, the others to the parts."""
+    """One name with its settings, as a method.
+
+    A setting that the builder function takes is passed to it; the others go to the parts.
+    """
     match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[(.*)\])?\s*", word)
     if match is None:
         raise ConfigError(f"cannot read {word!r}; write a name, or name[key=value, key=value]")
@@ -80,7 +90,7 @@ def component(word: str, known: Mapping[str, Entry[Method]], settings: Mapping[s
 
 
 def _single_parts() -> dict[str, Entry[Method]]:
-    """Every part as a method of one part."""
+    """Every part as a builder of a method of that part alone."""
     return {name: Entry(name, partial(_alone, kind), "") for name, kind in parts().items()}
 
 
@@ -89,7 +99,7 @@ def _alone(kind: type[Part]) -> Method:
 
 
 def _join(left: Method, right: Method, name: str) -> Method:
-    """Parts of both, and the one aggregator that is not the plain mean."""
+    """The parts of both, with the aggregator of whichever has one other than the plain mean."""
     own = [m.aggregate for m in (left, right) if m.aggregate != Mean()]
     if len(own) > 1 and own[0] != own[1]:
         raise ClashError(

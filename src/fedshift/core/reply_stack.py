@@ -1,4 +1,10 @@
-"""Where the server keeps a round's replies, so that a rule can read them as matrices."""
+"""The reply stack: one round's replies in memory, laid out so that rules read them as matrices.
+
+``engine.round`` copies the replies of a round into a :class:`ReplyStack` when the method needs all
+of them at once; rules that compare clients layer by layer (FDSE's consensus, CSAC's fusion) read
+them by :func:`blocks`. Nothing here may build a second copy of all replies: for many clients that
+is most of the server's memory.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +19,31 @@ from fedshift.base.process import on_all_cores
 from fedshift.base.tree import Tree
 from fedshift.core.message import Update
 
-MANY = 20  # clients from which on threads are worth their while
-WIDTH = 2**16  # columns of a sum at a time: the sum stays in a core's own cache
+MANY = 20  # number of clients from which threads pay off
+WIDTH = 2**16  # columns that a sum handles at a time, so that they stay in one core's cache
 
 
 class ReplyStack:
-    """Memory for the replies of one round; an entry's versions lie in it one after another."""
+    """Memory for the shared entries of all replies of one round, grouped by entry.
+
+    For each entry of the net there is one tensor (size, *shape of the entry); the reply that
+    arrives as number k is copied into row k of every such tensor. The n versions of an entry
+    therefore lie one after another at equal distances, and flattened they are a matrix (n, P)
+    without another copy, which is what pairwise distances and Gram matrices need. The updates that
+    :meth:`keep` returns hold views of these rows, so rules that only look at one update at a time
+    notice no difference. The tensors are allocated with the first reply. Personal entries and
+    payload are simply cloned.
+
+    Copying is needed in any case: a transport may overwrite a reply's tensors when the next one is
+    requested (``Transport.reply_lifetime``).
+    """
 
     def __init__(self, size: int) -> None:
         self._size, self._taken = size, 0
-        self._memory: Tree = {}  # (places, ...) of each entry
+        self._memory: Tree = {}  # (size, *shape) for each entry
 
     def keep(self, update: Update) -> Update:
-        """The same update in memory of its own."""
+        """Copy a reply into the next row; returns the update with views of that row."""
         row, self._taken = self._taken, self._taken + 1
         shared: Tree = {}
         for key, value in update.shared.items():
@@ -41,9 +59,11 @@ class ReplyStack:
 
 
 def blocks(versions: Sequence[Tensor], width: int) -> Iterator[Tensor]:
-    """Versions of one entry, flat, as matrices (n, width) from the first column to the last.
+    """The clients' versions of one entry, flattened, as matrices (n, width) from left to right.
 
-    In place where they lie at equal distances, as on a :class:`Shelf`; else each block is a copy.
+    Each block is a view if the versions lie at equal distances in one memory, as in a
+    :class:`ReplyStack`, and a copy otherwise. The last block may be narrower. Working block by
+    block keeps intermediate results in the processor's cache.
     """
     flat = [version.flatten() for version in versions]
     whole = _in_place(flat)
@@ -55,7 +75,10 @@ def blocks(versions: Sequence[Tensor], width: int) -> Iterator[Tensor]:
 
 
 def _in_place(flat: Sequence[Tensor]) -> Tensor | None:
-    """Rows at equal distances of one memory as a matrix (n, P), without a copy."""
+    """Rows that lie at equal distances in one storage, as a matrix (n, P) without a copy.
+
+    None if they do not. Compares storage addresses and offsets, which takes no pass over the data.
+    """
     first, size = flat[0], flat[0].numel()
     step = flat[1].storage_offset() - first.storage_offset() if len(flat) > 1 else size
     memory = first.untyped_storage().data_ptr()
@@ -69,7 +92,7 @@ def _in_place(flat: Sequence[Tensor]) -> Tensor | None:
 
 
 def weighted_sum(versions: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """``sum_k weights_k versions_k`` in the shape of a version and the precision of ``weights``."""
+    """``sum_k weights_k versions_k``, in the shape of one version and the dtype of ``weights``."""
     columns = (block.to(weights.dtype).t() for block in blocks(versions, WIDTH))
     parts = [torch.mv(column, weights) for column in columns]
     return torch.cat(parts).view(versions[0].shape)
@@ -80,9 +103,11 @@ def layer_by_layer(
     layers: Iterable[Sequence[str]],
     updates: Sequence[Update],
 ) -> Tree:
-    """What ``work`` makes of each layer's entries; of many clients on all cores, largest first.
+    """Apply ``work`` to each layer's entries and merge the results.
 
-    One thread works on a layer, so the bits do not depend on how many there are.
+    From :data:`MANY` clients on, layers are spread over all cores, the largest first so that none
+    is left to the end. One thread works on one layer, so the bits of the result do not depend on
+    the number of threads.
     """
 
     def size(keys: Sequence[str]) -> int:

@@ -1,4 +1,9 @@
-"""The frame that every method of a comparison shares: sites, budget, confounders, protocols."""
+"""The scenario: everything that all methods of a comparison have in common.
+
+Data, clients, local budget, optimiser, participation, model selection and protocols are chosen
+here, by the user or a registered scenario, and read by the engine and by parts. A method must never
+override them: published numbers differ by ten points for reasons that belong to no method.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +30,38 @@ from fedshift.data.samples import Pixels
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 Scale = Literal["paper", "laptop"]
 Positive = Annotated[int, Field(ge=1)]
-RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # before 0.2; still read
+RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # names before 0.2, still accepted
 
 
 class Frozen(BaseModel):
-    """Immutable, and no key that we do not know."""
+    """Base of our pydantic models: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class Scenario(Frozen):
-    """Everything about a run that is not the method, the backbone's weights or the seed.
+    """Everything about a run but the method and the seed.
 
-    The defaults are one set for all methods; :meth:`confounders` prints those that move numbers
-    although they belong to no method.
+    The defaults are the same for all methods; :meth:`confounders` lists the choices that change
+    results although they belong to no method. ``allow`` names the extra data or knowledge that
+    parts may use (keys of ``RESOURCES``). ``scored`` says which model is evaluated: ``aggregated``
+    is the one after the round, ``trained`` each client's own before aggregation.
+    ``private_at_new_site`` says which private entries a site gets that has never trained: none at
+    all, so that there is no score (``refuse``), the initial ones, the mean of the clients' (which
+    upload them for it), or the net without the necks they belong to (``none``).
     """
 
     name: str
     summary: str = ""
     scale: Scale | None = None
-    changed: str = ""  # what the laptop scale changed of the paper's
+    changed: str = ""  # how the laptop scale differs from the paper's
     data: str
     data_options: dict[str, Any] = Field(default_factory=dict)
     domains: tuple[str, ...]
-    unseen: str | None = None
-    public: str | None = None  # a data set that everybody may see, if public_set is allowed
+    unseen: str | None = None  # domain that no client has, for the unseen protocols
+    public: str | None = None  # data set for every client and the server, if public_set is allowed
     split: Split = Given()
-    unseen_split: Split | None = None  # None: as the others
+    unseen_split: Split | None = None  # None: as for the other domains
     partition: Partition = PerDomain()
     pixels: Pixels = "centred"
     augment: str = "none"
@@ -77,14 +87,14 @@ class Scenario(Frozen):
     selection: Literal["validation", "last", "oracle"] = "validation"
     scored: Literal["aggregated", "trained"] = "aggregated"
     evaluate_every: Positive = 1
-    analyses: tuple[Literal["group-effect"], ...] = ()  # measured beside the protocols
+    analyses: tuple[Literal["group-effect"], ...] = ()  # measured at each evaluation
     private_at_new_site: Literal["refuse", "initial", "mean", "none"] = "refuse"
     allow: tuple[str, ...] = ("client_val", "domain_ids")
 
     @model_validator(mode="before")
     @classmethod
     def _renamed(cls, values: Any) -> Any:
-        """Names of earlier versions, as old run directories and scripts have them."""
+        """Accept the option names of earlier versions, found in old run directories and scripts."""
         if isinstance(values, dict):
             return {RENAMED.get(key, key): value for key, value in values.items()}
         return values
@@ -92,7 +102,7 @@ class Scenario(Frozen):
     @field_validator("domains", "protocols", "analyses", "allow", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """As typed on a command line: several joined by commas, or none."""
+        """Accept text as typed on a command line: several values joined by commas, or none."""
         if isinstance(value, str):
             return tuple(filter(None, (word.strip() for word in value.split(","))))
         return () if value is None else value
@@ -131,7 +141,11 @@ class Scenario(Frozen):
         return allow
 
     def change(self, **values: Any) -> Scenario:
-        """A validated copy with other values; one readable line if they do not fit."""
+        """A validated copy with other values; raises a one-line error if they do not fit.
+
+        Setting one of two exclusive options (``steps`` and ``epochs``, ``fraction`` and
+        ``clients_per_round``) clears the other.
+        """
         values = {RENAMED.get(key, key): value for key, value in values.items()}
         for key in values:
             if key not in type(self).model_fields:
@@ -148,7 +162,7 @@ class Scenario(Frozen):
 
     @property
     def optimiser_kind(self) -> str:
-        """What parts declare against: sgd, momentum (SGD with it), adam or adamw."""
+        """Compared with ``Declares.optimisers``: sgd, momentum (SGD with it), adam or adamw."""
         return "momentum" if self.momentum else self.optimiser
 
     def optimisation(self, round_: int) -> Optimisation:
@@ -159,7 +173,7 @@ class Scenario(Frozen):
         )
 
     def cohort_size(self, clients: int) -> int:
-        """How many clients take part in a round."""
+        """Number of clients that take part in a round, of ``clients`` in all."""
         wanted = self.clients_per_round or (
             max(1, round(self.fraction * clients)) if self.fraction else clients
         )
@@ -171,9 +185,11 @@ class Scenario(Frozen):
         return wanted
 
     def cohort(self, seed: int, round_: int, clients: list[str]) -> list[str]:
-        """Who takes part in a round: without replacement, from the seed and the round alone.
+        """The clients that take part in a round, sampled without replacement.
 
-        ``clients`` are those that have enrolled; where that is fewer than are sampled, all.
+        The sample depends on the seed, the round and the set of clients alone, so a resumed run
+        draws the same cohorts. ``clients`` are those that have enrolled; if there are fewer than
+        the cohort's size, all take part.
         """
         size = self.cohort_size(max(len(clients), self.clients_per_round or 0))
         size = min(size, len(clients))
@@ -184,7 +200,7 @@ class Scenario(Frozen):
         return [ordered[i] for i in sorted(chosen)]
 
     def confounders(self) -> dict[str, str]:
-        """The choices that are printed with every number."""
+        """The choices that are printed with every result, by name."""
         work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"
         rate = f"{self.optimiser_kind} lr {self.lr:g}"
         rate += f" momentum {self.momentum:g}" if self.momentum else ""
@@ -207,17 +223,17 @@ class Scenario(Frozen):
 
 
 def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:
-    """A paper's scenario as it is, or made small enough for a laptop; says what it changed."""
+    """The paper's scenario, or a copy small enough for a laptop that records what it changed."""
     if scale == "paper":
         return paper.change(scale=scale)
     small = paper.change(scale="laptop", **laptop)
     before, after = paper.model_dump(), small.model_dump()
-    told = [f"{key} {before[key]} -> {after[key]}" for key in laptop]
-    return small.change(changed="; ".join(told))
+    changes = [f"{key} {before[key]} -> {after[key]}" for key in laptop]
+    return small.change(changed="; ".join(changes))
 
 
 def one_line(error: ValidationError) -> str:
-    """A pydantic error as one sentence per problem, joined by semicolons."""
+    """A pydantic error as one line: one clause per problem, joined by semicolons."""
     rows = []
     for item in error.errors(include_url=False):
         where = ".".join(map(str, item["loc"]))

@@ -1,8 +1,9 @@
-"""What a part sees at the server, and the two protocols by which the server meets the world.
+"""The server as a part sees it, and the interfaces that connect it to sites and to the record.
 
-The engine makes one :class:`Server` per run (``engine.round``) and hands it to the hooks. A
+``engine.round`` makes one :class:`Server` per run and passes it to the server-side hooks. A
 :class:`Transport` carries messages to the sites and back, an :class:`Observer` (the run's record)
-sees all of them, a :class:`Policy` says what happens when a site does not answer.
+sees each of them, and a :class:`Policy` says what happens if a site does not reply. The server
+must learn about clients from messages alone, never from their data or state.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ OnLoss = Literal["fail", "skip", "wait"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do without a site's answer, and how large an answer may be.
+    """What to do when a site does not reply, and how large a reply may be.
 
-    It belongs to how a run is played, not to what it is: as long as every site answers, every
-    policy gives the same bits. Who was lost is in the ledger and in the summary.
+    ``fail`` stops the run, ``skip`` goes on with the sites that replied, ``wait`` sends the message
+    again until the site replies or ``timeout`` has passed.
 
-    ``fail`` stops the run, ``skip`` goes on with those who answered, ``wait`` writes to the lost
-    ones again until they answer or ``timeout`` is over.
+    A policy is not part of a run's identity: as long as every site replies, every policy gives the
+    same bits. Lost sites are listed in the ledger and in the summary.
     """
 
     on_loss: OnLoss = "fail"
     timeout: float | None = None  # seconds that one exchange may take
-    min_sites: int = 1  # answers that an exchange needs, or all where fewer are asked
+    min_sites: int = 1  # replies that an exchange needs; all, if it asks fewer sites
     max_bytes: int | None = None  # of one update; None: four times the model, plus 16 MiB
 
     def __post_init__(self) -> None:
@@ -57,71 +58,87 @@ class Policy:
 
     @property
     def lenient(self) -> bool:
-        """Whether a run outlives the loss of a site."""
+        """Whether a run continues after the loss of a site."""
         return self.on_loss != "fail"
 
 
 class Transport(Protocol):
-    """Delivers mail to the sites and brings their replies back, in any order.
+    """Delivers messages to the sites and returns their replies, in any order.
 
     A site that cannot be reached, fails or takes longer than ``Plan.policy.timeout`` is reported as
-    :class:`Lost`, with a reason that whoever runs the site understands; the server's policy says
+    :class:`Lost`, with a reason that the site's operator understands; the server's policy decides
     what happens then.
+
+    ``reply_lifetime`` is the number of further replies you may request before this one's tensors
+    are overwritten; 0 means never, 1 that the very next request may overwrite them. Transports
+    reuse memory to save a copy per reply: in process, a reply is a view of the one resident net,
+    which the next visit overwrites (1); a worker of the pool writes its replies in turn into a few
+    blocks of shared memory (2); what arrives by network has memory of its own (0). Code that is
+    done with a reply when it requests the next, as a running sum is, needs no copy. Two places hold
+    replies for longer and rely on this number: ``engine.replies.ReplyBuffer``, where replies that
+    arrived early wait for their turn, copies each just before its lifetime ends; ``engine.round``
+    copies a reply at once, unless the number is 0, wherever it collects all of them. A transport
+    that states too large a number corrupts results silently.
+
+    ``checks_finite`` says that replies come from our own worker on this machine, which has already
+    searched the model's entries for NaN and infinity, so that the server need not repeat it.
+    ``store`` is where the sites keep their state.
     """
 
-    reply_lifetime: (
-        int  # replies asked for until a reply's memory may be written again; 0: it never is
-    )
-    checks_finite: (
-        bool  # whether replies come from our own worker, which has looked for non-finite ones
-    )
-    store: StateStore  # where the sites keep their state
+    reply_lifetime: int
+    checks_finite: bool
+    store: StateStore
 
     def deliver(self, messages: Sequence[Broadcast]) -> Iterable[Update | Lost]:
-        """One reply or loss per message; what is missing at the end counts as lost."""
+        """One reply or loss per message, as they arrive; a message without one counts as lost."""
         ...
 
     def close(self) -> None:
-        """Give back processes, sockets and memory."""
+        """Release processes, sockets and memory."""
         ...
 
 
 class Observer(Protocol):
-    """Watches what crosses the wire, in both directions."""
+    """Is notified of every message in both directions; must not change any."""
 
     def sent(self, message: Broadcast) -> None:
-        """Server to client."""
+        """A message to a client is about to be delivered."""
         ...
 
     def received(self, update: Update) -> None:
-        """Client to server."""
+        """A client's reply has arrived; it has not been checked yet."""
         ...
 
     def lost(self, lost: Lost) -> None:
-        """A message without an answer that counts."""
+        """A message got no reply, or one that was rejected."""
         ...
 
 
 @dataclass
 class Server:
-    """What a part may read and write at the server; ``shared`` is replaced, never edited."""
+    """What a part may read and write at the server.
+
+    ``shared`` is replaced, never edited in place: messages and parts hold references to the old
+    one. ``net`` is for temporary use by any hook. ``state[part.name]`` belongs to that part and is
+    part of every checkpoint.
+    """
 
     method: Method
     scenario: Scenario
     seed: int
-    net: Net  # scratch: load what you need before you use it
+    net: Net  # for temporary use: load entries before you use it
     shared: Tree
-    initial: Tree  # every entry before round 1, private ones included
+    initial: Tree  # every entry before round 1, private ones too
     scopes: Mapping[str, Scope]
     parameters: frozenset[str]  # shared entries that are trained; the others are buffers
     personal: StateStore = field(default_factory=MemoryStore)  # see personal_of
     state: defaultdict[str, Tree] = field(default_factory=lambda: defaultdict(dict))
-    roster: dict[str, Update] = field(default_factory=dict)  # enrolments by client
-    resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
-    sites: tuple[str, ...] = ()  # every client there should be, enrolled or not
-    policy: Policy = field(default_factory=Policy)  # what to do without a client's answer
+    roster: dict[str, Update] = field(default_factory=dict)  # enrolments by client, without tensors
+    resources: dict[str, Samples] = field(default_factory=dict)  # extra data allowed, by resource
+    sites: tuple[str, ...] = ()  # every expected client, enrolled or not
+    policy: Policy = field(default_factory=Policy)  # if a client does not reply
     round: int = 0
-    participants: int = 0  # updates of this round
+    participants: int = 0  # number of updates in this round
     aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
 
     def __post_init__(self) -> None:
@@ -130,18 +147,19 @@ class Server:
         self._keys = by_scope(self.scopes)
 
     def generator(self, part: str) -> torch.Generator:
-        """The generator of (seed, round, server, part)."""
+        """A torch generator of (seed, round, server, part), from its start at every call."""
         return seeds.generator(self.seed, self.round, "server", part)
 
     def keys(self, scope: Scope) -> frozenset[str]:
-        """Entries that live in ``scope``."""
+        """Names of the entries in ``scope``."""
         return self._keys[scope]
 
     def personal_of(self, client: str, *, before: int | None = None) -> Tree:
-        """Personal entries of a client, of a round earlier than ``before`` (now, if not given).
+        """Personal entries of a client: the newest from a round earlier than ``before``.
 
-        Before its first visit they are the initial ones. They are read when they are needed: a
-        server holds those of nobody.
+        ``before`` defaults to the next round, so the current one counts. Before a client's first
+        visit they are the initial ones. They are read from the store when needed, so the server's
+        memory does not grow with the number of clients.
         """
         keys = self.keys(Scope.PERSONAL)
         if not keys:
@@ -150,7 +168,11 @@ class Server:
         return newest["net"] or tree.pick(self.initial, keys)
 
     def broadcast(self, task: Task, client: str) -> Broadcast:
-        """What one client needs for a task: the current model, and payload if it is to train."""
+        """The message that asks one client for a task: the current model, and payload to train.
+
+        Enrolling and donating private entries need no model. Training in round t starts from the
+        personal entries of an earlier round; other tasks, which follow it, see those of round t.
+        """
         if task in ("enrol", "donate"):
             return Broadcast(client, task, self.round)
         sent = self.method.gather(lambda part: part.send(self, client)) if task == "train" else {}

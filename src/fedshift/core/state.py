@@ -1,4 +1,9 @@
-"""Client state over rounds: versioned by round, so a lost round loses nothing else."""
+"""Client state between visits, versioned by round so that a repeated round starts from the same.
+
+Workers load and save through a :class:`StateStore`: private entries, parts' state and kept
+optimiser state. The server uses a second store for personal entries. Client state never leaves the
+site, and a store must never return what an unfinished round has written.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,19 @@ from fedshift.base import tree
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 
-State = defaultdict[str, Tree]  # "part" (or "net", "previous", ...) -> tensors
+State = defaultdict[str, Tree]  # part's name, or "net", "previous", ... -> its entries
 
 
 class StateStore(Protocol):
-    """Where client state lives between visits.
+    """Where client state is kept between visits.
 
-    A state is saved under the round that made it. Whoever resumes after round t asks for the
-    newest state before t + 1; what an unfinished round t + 1 has left is never seen.
+    A state is saved under the round that made it. A training visit of round t asks for the newest
+    state before t; evaluation after round t asks for the newest before t + 1. Suppose the process
+    dies in round t + 1 when half of the clients have already saved. The resumed run repeats that
+    round, asks for states before t + 1 and so finds every client as round t left it; what the dead
+    process had saved is ignored and then overwritten. For this the previous version must be kept
+    until the round is over, so each client has two versions at most, plus any that a crash left.
+    Clients are not visited in every round: "newest before" finds the last visit, however long ago.
     """
 
     def load(self, client: str, *, before: int) -> State:
@@ -25,12 +35,12 @@ class StateStore(Protocol):
         ...
 
     def save(self, client: str, round_: int, state: dict[str, Tree]) -> None:
-        """Keep ``state``, and the one before it in case this round is lost."""
+        """Store ``state`` for ``round_``, and keep the version before it for a repeated round."""
         ...
 
 
 class MemoryStore:
-    """For runs without a directory; tensors are held as they are given."""
+    """In memory, for runs without a directory; tensors are not copied."""
 
     def __init__(self) -> None:
         self._versions: dict[str, dict[int, dict[str, Tree]]] = defaultdict(dict)
@@ -50,7 +60,7 @@ class MemoryStore:
 
 
 class DiskStore:
-    """One file per client and kept round; read when the client is visited."""
+    """One file per client and version, read when the client is visited, not before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +86,7 @@ class DiskStore:
         """See :class:`StateStore`."""
         versions = self._versions(client)
         if not state and not versions:
-            return  # most methods keep nothing: no file either
+            return  # most methods keep no state and need no file
         flat = tree.merge(tree.prefixed(name, entries) for name, entries in state.items())
         write_tensors(self.folder / client / f"{round_}.safetensors", flat)
         for old in sorted(r for r in versions if r < round_)[:-1]:

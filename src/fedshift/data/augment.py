@@ -1,8 +1,9 @@
-"""Random changes to a batch of images, from an explicit generator and without a loop over samples.
+"""Random augmentation of a batch of images on tensors, without a loop over samples.
 
-Every operation takes floats (B, C, H, W) in [0, 1] and a generator, leaves its input as it is and
-gives every image its own draw. Normalisation comes later, by the scenario's ``pixels``: padding is
-black, and colours need [0, 1].
+A client's visit applies the scenario's :class:`Augment` to each training batch. Every operation
+takes floats (B, C, H, W) in [0, 1] and draws once per image from the generator it is given; it must
+never write to its input or use a global generator. Normalisation comes afterwards, by the
+scenario's ``pixels``, because padding is black (0) and the colour operations need [0, 1].
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Strength = Annotated[float, Field(ge=0)]
 
 
 def crop(x: Tensor, generator: Generator, *, padding: int = 4) -> Tensor:
-    """A window of the image's own size, anywhere in the image padded with black."""
+    """Pad each image with black and cut a window of its own size at a random place."""
     if not padding:
         return x
     (n, channels, height, width), device = x.shape, x.device
@@ -45,7 +46,7 @@ def crop(x: Tensor, generator: Generator, *, padding: int = 4) -> Tensor:
 
 
 def flip(x: Tensor, generator: Generator, *, p: float = 0.5) -> Tensor:
-    """Left becomes right with probability ``p``."""
+    """Mirror each image left to right with probability ``p``."""
     turned = _uniform(x, generator) < p  # (B,)
     return torch.where(turned.view(-1, 1, 1, 1), x.flip(3), x)
 
@@ -57,10 +58,11 @@ def resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Tensor:
-    """A part of the image, ``scale`` of its area and ``ratio`` wide over high, at full size.
+    """Cut a random window, resized to the image; ``scale`` is its area, ``ratio`` width/height.
 
-    torchvision's draws (uniform area, log-uniform ratio, again if it does not fit, at most ten
-    times), but a continuous window instead of whole pixels; bilinear, without antialiasing.
+    The window is drawn as in torchvision: uniform area, log-uniform ratio, drawn again if it does
+    not fit, at most ten times. It differs in that the window is continuous instead of whole pixels,
+    and that the resizing is bilinear without antialiasing.
     """
     shape = (TRIES, len(x))
     area = _uniform(x, generator, *scale, shape=shape)
@@ -79,7 +81,7 @@ def resized_crop(
 def rotation(
     x: Tensor, generator: Generator, *, degrees: tuple[float, float] = (-15.0, 15.0)
 ) -> Tensor:
-    """Turn counter-clockwise by an angle in ``degrees``; bilinear, black outside."""
+    """Rotate counter-clockwise by a random angle within ``degrees``; bilinear, black outside."""
     angle = _uniform(x, generator, *degrees) * (math.pi / 180)
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     tall = x.shape[2] / x.shape[3]
@@ -88,7 +90,7 @@ def rotation(
 
 
 def grey(x: Tensor, generator: Generator, *, p: float = 0.1) -> Tensor:
-    """All channels become the luminance with probability ``p``."""
+    """Replace all channels by the luminance with probability ``p``."""
     chosen = _uniform(x, generator) < p  # (B,)
     return torch.where(chosen.view(-1, 1, 1, 1), luminance(x), x)
 
@@ -102,10 +104,10 @@ def colour_jitter(
     saturation: float = 0.0,
     hue: float = 0.0,
 ) -> Tensor:
-    """Four changes of colour by factors in [1 - strength, 1 + strength], hue by +-``hue`` turns.
+    """Scale brightness, contrast and saturation by 1 +- strength, turn the hue by +-``hue`` turns.
 
-    As torchvision's, with one difference: the order of the four is drawn once per batch, because
-    an order per image would cost four times the work. The factors are drawn per image.
+    As in torchvision, with one difference: the order of the four changes is drawn once per batch,
+    because an order per image would cost four times the work. The factors are drawn per image.
     """
     strengths = (brightness, contrast, saturation)
     drawn = [_uniform(x, generator, max(0.0, 1 - s), 1 + s).view(-1, 1, 1, 1) for s in strengths]
@@ -123,7 +125,7 @@ def colour_jitter(
 
 
 def luminance(x: Tensor) -> Tensor:
-    """Brightness of each pixel, (B, 1, H, W)."""
+    """Weighted sum of the colour channels of each pixel, (B, 1, H, W)."""
     if x.shape[1] == 1:
         return x
     if x.shape[1] != 3:
@@ -138,9 +140,9 @@ def luminance(x: Tensor) -> Tensor:
 
 
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Move the hue of each image (B, 3, H, W) round the circle by ``turns`` (B,).
+    """Shift the hue of each image (B, 3, H, W) on the colour circle by ``turns`` (B,).
 
-    HSV keeps value and saturation, so only the place between the extremes moves: channel c is
+    A change of hue keeps HSV's value and saturation, hence each pixel's max and min: channel c is
     max - (max - min) * clip(min(k, 4 - k), 0, 1) with k = n_c + 6 h mod 6, n = (5, 3, 1).
     """
     if x.shape[1] == 1:
@@ -159,7 +161,7 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Turn stored images (N, H, W, C) counter-clockwise by one angle: nearest pixel, black outside.
+    """Rotate stored images (N, H, W, C) counter-clockwise by one angle; nearest pixel, black edges.
 
     Exact at multiples of 90 degrees. For preparing data sets (Rotated MNIST), so no generator.
 
@@ -185,13 +187,13 @@ def _uniform(
     *,
     shape: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """One draw per image, (B,), where the images are."""
+    """One uniform draw per image, (B,), on the device of the images."""
     drawn = torch.rand(shape or (len(x),), generator=generator, device=generator.device)
     return (low + (high - low) * drawn).to(x.device, x.dtype)
 
 
 def _sample(x: Tensor, theta: Tensor, outside: str) -> Tensor:
-    """Read each image at the places that its affine map (B, 2, 3) names."""
+    """Resample each image by its affine map ``theta`` (B, 2, 3) from output to input positions."""
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)  # (B, H, W, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
@@ -289,7 +291,7 @@ Op = Annotated[
 
 
 class Augment(BaseModel):
-    """What happens to the images of a training batch, in this order.
+    """The augmentation of a scenario: operations on each training batch, in this order.
 
     >>> Augment.model_validate({"ops": [{"kind": "flip", "p": 1}]}).ops
     (Flip(kind='flip', p=1.0),)
@@ -321,6 +323,6 @@ PRESETS: dict[str, Augment] = {
             Grey(p=0.1),
         )
     ),
-    # Their code draws crop and flip once, at loading; apply it to the stored images for that.
+    # Their code crops and flips each image once, when it is loaded, not anew in every batch.
     "feddebias-cifar100": Augment(ops=(Crop(), Flip())),
 }

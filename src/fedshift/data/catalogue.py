@@ -1,4 +1,8 @@
-"""One card per dataset: domains, classes, licence, where to get it, how its source is laid out."""
+"""One card per dataset: domains, classes, licence, where to get it, how its source is laid out.
+
+The dataset library, the code that finds sources and ``fedshift data`` read these cards, so a
+dataset of a known layout is one more line in the table. Nothing here opens a dataset's files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fedshift.base.errors import ConfigError, UnknownNameError
 
 @dataclass(frozen=True)
 class Hub:
-    """A dataset of the Hugging Face hub and its columns; ``name`` if it is one domain of ours."""
+    """A dataset of the Hugging Face hub and its columns; ``name``: the one domain that it holds."""
 
     id: str
     name: str = ""
@@ -25,26 +29,26 @@ class Hub:
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """What a reader, and the code that prepares it, must know of a dataset."""
+    """The dataset card: what users, and the code that prepares the dataset, must know about it."""
 
     name: str
     summary: str
-    domains: tuple[str, ...]  # empty: as many as the source has, one per site
+    domains: tuple[str, ...]  # empty: all that the source has, one per site
     classes: int
-    class_names: tuple[str, ...] = ()  # empty: those of the source
+    class_names: tuple[str, ...] = ()  # empty: take the source's names
     form: str = "images of any size"
     licence: str = "none stated; research use"
     where: str = ""
     hub: tuple[Hub, ...] = ()
-    folders: tuple[str, ...] = ()  # other names of the source's folder; "." is FEDSHIFT_SOURCES
-    aliases: Mapping[str, str] = field(default_factory=dict)  # a source's domain to ours
+    folders: tuple[str, ...] = ()  # other folders that may hold it; "." is FEDSHIFT_SOURCES itself
+    aliases: Mapping[str, str] = field(default_factory=dict)  # a source's domain name to ours
     class_aliases: Mapping[str, str] = field(default_factory=dict)
-    part: bool = False  # its classes are some of the source's
-    size: int | None = None  # of images, where nothing else is asked for
-    base: str = ""  # the domain that is rotated
+    part: bool = False  # it uses only some of the source's classes, on purpose
+    size: int | None = None  # default side of the images in pixels
+    base: str = ""  # the source's domain that is rotated to make ours
     angles: tuple[int, ...] = ()
-    origin: str = ""  # where your own data came from
-    columns: tuple[str, str] = ("label", "domain")
+    origin: str = ""  # path that your own data were added from
+    columns: tuple[str, str] = ("label", "domain")  # of a csv or parquet file
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -52,15 +56,15 @@ class DatasetCard:
         return (self.base,) if self.base else self.domains
 
     def domain_of(self, name: str) -> str:
-        """Our name of a source's domain: ``Real World`` and ``RealWorld`` are ``real_world``."""
+        """Our name for a source's domain: ``Real World`` and ``RealWorld`` are ``real_world``."""
         return _known(name, self.needed, self.aliases)
 
     def class_of(self, name: str) -> str:
-        """Our name of a source's class."""
+        """Our name for a source's class."""
         return _known(name, self.class_names, self.class_aliases)
 
     def class_at(self, name: str) -> str:
-        """The same, where a bare number counts our names."""
+        """Our name for a source's class, which may also be its index in ``class_names``."""
         known = self.class_of(name)
         if known not in self.class_names and name.isdecimal() and int(name) < len(self.class_names):
             return self.class_names[int(name)]
@@ -69,16 +73,16 @@ class DatasetCard:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a dataset is prepared; each recipe has a folder of its own in the store."""
+    """The options by which a dataset is prepared; each variant has its own folder in the store."""
 
-    size: int | None = None  # of images; None: as they are, if all are equal
-    form: str = ""  # of a dataset that is published in several
+    size: int | None = None  # side in pixels; None: as stored, if all images agree
+    form: str = ""  # which one, of a dataset that is published in several
     encoder: str = ""  # Python file with encode(texts), for the form text
     only: tuple[str, ...] = ()  # classes to keep
-    angles: tuple[int, ...] = ()
-    per_class: int | None = None
-    disjoint: bool = False
-    sites: int | None = None  # keep the largest
+    angles: tuple[int, ...] = ()  # degrees, one domain each
+    per_class: int | None = None  # images kept of each class; None: all
+    disjoint: bool = False  # whether each training image appears at one angle only
+    sites: int | None = None  # keep this many domains, the largest
 
     def __post_init__(self) -> None:
         for name in ("size", "per_class", "sites"):
@@ -88,7 +92,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """Name of the folder: the size or form, and a digest of what else is asked for."""
+        """Name of the variant's folder: the size or form, and a digest of the other options set."""
         head = self.form or (str(self.size) if self.size else "stored")
         rest = {f.name: getattr(self, f.name) for f in fields(self)[2:]}
         if self.encoder:
@@ -105,7 +109,7 @@ def _known(name: str, ours: tuple[str, ...], aliases: Mapping[str, str]) -> str:
 
 
 def plain(name: str) -> str:
-    """Letters and digits in lower case.
+    """Only the letters and digits of a name, in lower case.
 
     >>> plain("Real World") == plain("real_world")
     True
@@ -114,7 +118,7 @@ def plain(name: str) -> str:
 
 
 def find_card(name: str) -> DatasetCard:
-    """The card of a dataset of the table."""
+    """The card of a dataset in our table."""
     if name not in CATALOGUE:
         raise UnknownNameError.of("dataset", name, CATALOGUE)
     return CATALOGUE[name]

@@ -1,6 +1,8 @@
 """Sites with their samples: what a federation looks like once the data are dealt out.
 
-Plain containers: ``engine.federation`` fills them from a scenario, ``deploy.sites`` at a real site.
+Plain containers that training and evaluation read: ``engine.federation`` fills them from a
+scenario, ``deploy.sites`` at a real site. They hold indices into stored domains and must never
+change a stored array, which other sites use too.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class Splits:
 
     @property
     def inputs(self) -> Samples:
-        """Unlabelled inputs to adapt to: the training ones, or all if every row is for the test."""
+        """Unlabelled inputs to adapt to: the training ones, or the test ones if there are none."""
         return (self.train if len(self.train) else self.test).unlabelled()
 
 
 @dataclass(frozen=True)
 class Site:
-    """One client's data; persistent, while a ``Client`` lives for a visit."""
+    """One client's data; it lives as long as the run, whereas a ``Client`` lives for one visit."""
 
     id: str
     domain: str
@@ -49,7 +51,7 @@ class Federation:
     shape: tuple[int, ...]
 
     def to(self, device: str) -> Federation:
-        """The same with all samples in a device's memory, each store once."""
+        """The same federation with its samples on ``device``; a shared array moves once."""
         if device == "cpu":
             return self
         moved: dict[int, Tensor] = {}
@@ -72,7 +74,7 @@ class Federation:
 
 
 def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:
-    """All three splits of a domain."""
+    """The three splits of a domain, from the split code (N,) of each row."""
     rows = [(codes == code).nonzero().flatten() for code in (TRAIN, VAL, TEST)]
     return Splits(*(Samples(domain.x, domain.y, part, pixels) for part in rows))
 

@@ -1,4 +1,8 @@
-"""Datasets by name; the modules of ``data.library`` register those that we know."""
+"""The registry of datasets by name.
+
+The modules of ``data.library`` register ours, other packages theirs; scenarios and the command
+line look a dataset up here. Registering must never read data: that happens when it is loaded.
+"""
 
 from __future__ import annotations
 

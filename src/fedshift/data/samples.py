@@ -1,4 +1,8 @@
-"""Samples by index into one stored array, turned into normalised float batches on the fly."""
+"""Samples as indices into one stored array, turned into normalised float batches on demand.
+
+Every client, evaluation and worker process reads its data through :class:`Samples`. Many of them
+share one stored array, so nothing here may write to it or copy it per client.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor
 
 Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
-SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std of [0, 1]
+SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std for [0, 1]
     "centred": ((0.5,), (0.25,)),
     "unit": ((0.0,), (1.0,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -20,7 +24,7 @@ SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and s
 
 @dataclass(frozen=True)
 class Domain:
-    """One look of the data as it is stored: never copied per client."""
+    """All rows of one domain (one look of the data) as stored; never copied per client."""
 
     name: str
     x: Tensor  # (N, H, W, C) uint8 images, or (N, D) float vectors
@@ -60,9 +64,9 @@ class Samples:
     def take(
         self, positions: Tensor, change: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Inputs (B, *shape) as floats and labels (B,) at ``positions`` among our rows.
+        """Inputs (B, *shape) as floats and labels (B,) at ``positions`` within ``rows``.
 
-        ``change`` sees images in [0, 1], before they are normalised.
+        ``change`` (augmentation) gets the images in [0, 1], before they are normalised.
         """
         rows = self.rows.index_select(0, positions.to(self.rows.device))
         x = as_input(self.x.index_select(0, rows), self.pixels, change)
@@ -74,7 +78,7 @@ class Samples:
             yield self.take(positions)
 
     def unlabelled(self) -> Samples:
-        """The same inputs with every label -1, for code that must not see them."""
+        """The same inputs with every label set to -1, for code that must not see the labels."""
         return replace(self, y=torch.full_like(self.y, -1))
 
 
@@ -92,7 +96,7 @@ def split_rows(rows: Tensor, size: int) -> list[Tensor]:
 def as_input(
     stored: Tensor, pixels: Pixels = "centred", change: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Stored values to what nets see: images to channels-first floats, normalised."""
+    """Stored rows as a net's input: images become normalised channels-first floats."""
     if stored.dim() != 4:
         return stored.float()
     x = stored.permute(0, 3, 1, 2)  # (B, C, H, W), channels-last in memory
@@ -106,7 +110,7 @@ def as_input(
 
 
 def union(parts: list[Samples]) -> Samples:
-    """One set of samples over several stores; copies, because the stores are separate arrays."""
+    """One set of samples from several; the rows are copied, because each set has its own array."""
     if len(parts) == 1:
         return parts[0]
     x = torch.cat([p.x[p.rows] for p in parts])

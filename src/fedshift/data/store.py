@@ -1,4 +1,14 @@
-"""Prepared domains on disk: memory-mapped arrays with checksums, shared between processes."""
+"""Prepared domains on disk: one folder per domain, of memory-mapped arrays with checksums.
+
+The dataset library and deployed sites write a domain here once and read it in every later run;
+processes that map the same files share their memory. A folder is filled under a temporary name and
+then renamed, so a reader never sees half a domain, and a damaged file is never used.
+
+What is verified when: ``domain.json`` holds the SHA-256 and a stamp (size and modification time)
+of each array. A small domain is hashed at every load. In a large one a file is hashed only if its
+stamp has changed, as after a copy or an edit; an unchanged stamp is trusted, because hashing
+gigabytes at every start would take longer than the start itself. ``verify=True`` hashes every file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
 
 ARRAYS = ("x", "y", "split")
-SMALL = 16 * 2**20  # bytes that are hashed at every load; above, sizes and stamps are compared
+SMALL = 16 * 2**20  # bytes: below, every load compares checksums; above, stamps unless asked
 
 
 def digest(path: Path) -> str:
@@ -30,9 +40,11 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def beside(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill that takes the place of ``folder`` at the end, or vanishes on an error.
+    """Yield an empty folder to fill; at the end it is renamed to ``folder``, on an error removed.
 
-    Who comes second loses, unless it is to ``replace`` what is there.
+    If ``folder`` exists by then, another process was faster and the new folder is discarded. With
+    ``replace`` the existing one is moved aside first, deleted once the new one is in its place, and
+    moved back if that fails.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name[:40]}.", dir=folder.parent))
@@ -56,11 +68,11 @@ def beside(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def write_domain(folder: Path, domain: Domain, ids: Sequence[str] = ()) -> None:
-    """Write a domain beside ``folder`` and rename it into place.
+    """Write a domain to ``folder``, through a temporary folder that is renamed into place.
 
-    ``ids`` say where a row comes from: file names, or row numbers if there are none.
+    ``ids`` are the file names that the rows come from; without them a row is known by its number.
     """
-    with beside(folder, replace=True) as part:  # what is there is damaged: readers check first
+    with beside(folder, replace=True) as part:  # callers read first: what exists is damaged
         for name in ARRAYS:
             np.save(part / f"{name}.npy", getattr(domain, name).numpy())
         if len(ids):
@@ -76,15 +88,16 @@ def write_domain(folder: Path, domain: Domain, ids: Sequence[str] = ()) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Size and time of a file: both are kept by a rename, neither by an edit."""
+    """Size and modification time of a file: a rename keeps both, an edit changes at least one."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
 
 
 def read_domain(folder: Path, *, verify: bool | None = None) -> Domain:
-    """A domain from disk without reading its images yet; a damaged one is an error.
+    """A domain from disk, memory-mapped: rows are read when used. A damaged file is an error.
 
-    ``verify`` compares checksums; None does so for small domains, and for files that were moved.
+    ``verify`` says whether to compare checksums; None does so for small domains. A file whose stamp
+    differs from the recorded one is hashed in any case.
     """
     card = read_card(folder)
     stamps = card.get("stamp", {})
@@ -101,13 +114,13 @@ def read_domain(folder: Path, *, verify: bool | None = None) -> Domain:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """What is written beside the arrays of a domain."""
+    """The record beside a domain's arrays: its name, classes, checksums and stamps."""
     card: dict[str, Any] = json.loads((folder / "domain.json").read_text())
     return card
 
 
 def read_ids(folder: Path) -> list[str]:
-    """File names or row numbers of a domain's rows."""
+    """Where each row comes from: its file name, or its row number if the source had no files."""
     path = folder / "ids.npy"
     if not path.exists():
         return [str(i) for i in range(len(np.load(folder / "y.npy", mmap_mode="r")))]

@@ -1,4 +1,9 @@
-"""Everything that can be wrong between a site and its server, found before the daemon starts."""
+"""Checks of a site or a server before its daemon starts: files, data, network, certificates.
+
+``fedshift site check``, ``site start`` and ``server start`` call it. Each check that fails raises
+an error that says what to do and on which machine, where Flower would only report a failed
+connection. Checks change nothing, except that a site's images are decoded into its cache.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +27,22 @@ from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, Site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
 from fedshift.deploy.sites import open_folder
 
-TIMEOUT = 10.0  # seconds
+TIMEOUT = 10.0  # seconds for a connection
 
 
 @dataclass(frozen=True)
 class About:
-    """What the server tells a site of itself."""
+    """The server's answer to a site's question at ``/fedshift``; see ``deploy.gate``."""
 
     fedshift: str
-    status: str  # unknown, registered, online or offline: what it knows of the asking site
+    status: str  # of the asking site: unknown, registered, online or offline
     classes: tuple[str, ...] = ()  # of the federation, empty before its first run
     shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a site would bring."""
+    """A summary of a site's data; empty for a trial site."""
 
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
@@ -45,7 +50,7 @@ class Data:
 
 
 def check_site(paths: SitePaths) -> Iterator[str]:
-    """Go through all checks; a line for each that holds, an error at the first that does not."""
+    """Run all checks; yields one line per passed check and raises at the first that fails."""
     settings = read_site(paths.root)
     yield f"key: {own_key(paths)}"
     yield f"authority: {authority(paths)}"
@@ -61,14 +66,14 @@ def check_site(paths: SitePaths) -> Iterator[str]:
 
 
 def own_key(paths: SitePaths) -> str:
-    """The site's key is there, is one, and is closed to others."""
+    """Check that the site's key exists, can be read as a key, and is closed to other users."""
     folders.require_private(paths.key)
     credentials.own_public(paths.key)
     return str(paths.key)
 
 
 def authority(paths: SitePaths) -> str:
-    """The root that this site trusts has not expired."""
+    """Check that the root certificate which this site trusts has not expired."""
     try:
         root = credentials.read(paths.ca.read_bytes(), str(paths.ca))
     except OSError as error:
@@ -83,7 +88,7 @@ def authority(paths: SitePaths) -> str:
 
 
 def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
-    """Read the images."""
+    """Read the site's images; nothing for a trial site, whose data depend on the run."""
     if settings.trial:
         return Data()
     domain = open_folder(paths, settings)
@@ -93,7 +98,7 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
 
 
 def describe(data: Data) -> str:
-    """Classes with their counts, and the size of an image."""
+    """Number and size of the images and the count of each class, as text."""
     if not data.shape:
         return "those of the run's scenario (a trial)"
     counts = ", ".join(f"{name} {count}" for name, count in data.counts.items())
@@ -102,7 +107,7 @@ def describe(data: Data) -> str:
 
 
 def reach(host: str, port: int) -> None:
-    """The port answers."""
+    """Check that the server's port accepts connections."""
     try:
         socket.create_connection((host, port), TIMEOUT).close()
     except OSError as error:
@@ -114,16 +119,16 @@ def reach(host: str, port: int) -> None:
 
 
 def handshake(paths: SitePaths, host: str, port: int) -> str:
-    """The server's certificate is valid, for this host, and of our authority."""
+    """Check that the server's certificate is in date, for this host, and of our authority."""
     found = shown_certificate(host, port)
     check_certificate(found, host)
-    trusting = ssl.create_default_context(cafile=str(paths.ca))
+    verified = ssl.create_default_context(cafile=str(paths.ca))
     try:
         with (
             socket.create_connection((host, port), TIMEOUT) as raw,
-            trusting.wrap_socket(raw, server_hostname=host) as line,
+            verified.wrap_socket(raw, server_hostname=host) as connection,
         ):
-            version = line.version()
+            version = connection.version()
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
             f"the certificate of {host}:{port} is not of the authority in {paths.ca} "
@@ -133,16 +138,20 @@ def handshake(paths: SitePaths, host: str, port: int) -> str:
 
 
 def shown_certificate(host: str, port: int) -> x509.Certificate:
-    """Whatever certificate the server shows, to say what is wrong with it."""
-    curious = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    curious.check_hostname = False
-    curious.verify_mode = ssl.CERT_NONE  # nothing is sent over this connection
+    """Whatever certificate the server presents, unverified.
+
+    A TLS library refuses a bad certificate without showing it; this way an error can name its hosts
+    and its date.
+    """
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE  # nothing is sent over this connection
     try:
         with (
             socket.create_connection((host, port), TIMEOUT) as raw,
-            curious.wrap_socket(raw, server_hostname=host) as line,
+            unverified.wrap_socket(raw, server_hostname=host) as connection,
         ):
-            return x509.load_der_x509_certificate(line.getpeercert(binary_form=True) or b"")
+            return x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{host}:{port} does not speak TLS ({error}); check the port in the site's settings"
@@ -150,7 +159,7 @@ def shown_certificate(host: str, port: int) -> x509.Certificate:
 
 
 def check_certificate(found: x509.Certificate, host: str) -> None:
-    """In date and for ``host``; both are mended at the server."""
+    """Check date and host of the server's certificate; the server's operator can fix both."""
     if credentials.days_left(found) < 0:
         raise ConfigError(
             f"the server's certificate expired on {found.not_valid_after_utc:%Y-%m-%d}; at the "
@@ -167,7 +176,7 @@ def check_certificate(found: x509.Certificate, host: str) -> None:
 
 
 def check_server(paths: ServerPaths, settings: ServerSettings) -> float:
-    """The server's own certificate, before a site complains of it; days that are left."""
+    """Check the server's own key and certificate; returns the days until it expires."""
     for key in (paths.key, paths.certificate):
         if not key.exists():
             raise ConfigError(f"{key} is missing; run `fedshift server renew {paths.root}`")
@@ -179,25 +188,26 @@ def check_server(paths: ServerPaths, settings: ServerSettings) -> float:
 
 
 @contextmanager
-def _line(paths: SitePaths, host: str, port: int) -> Iterator[http.client.HTTPSConnection]:
-    trusting = ssl.create_default_context(cafile=str(paths.ca))
-    line = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=trusting)
+def _connection(paths: SitePaths, host: str, port: int) -> Iterator[http.client.HTTPSConnection]:
+    """A verified HTTPS connection to the server."""
+    verified = ssl.create_default_context(cafile=str(paths.ca))
+    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=verified)
     try:
-        yield line
+        yield connection
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise RunError(
             f"{host}:{port} is not a server of fedshift ({error}); check the port"
         ) from None
     finally:
-        line.close()
+        connection.close()
 
 
 def ask(paths: SitePaths, host: str, port: int) -> About:
-    """What the server says of itself, and of this site."""
+    """Ask the server for its version and for the status of this site's key."""
     key = base64.b64encode(credentials.own_public(paths.key)).decode()
-    with _line(paths, host, port) as line:
-        line.request("GET", ABOUT, headers={KEY_HEADER: key})
-        row: dict[str, Any] = json.loads(line.getresponse().read())
+    with _connection(paths, host, port) as connection:
+        connection.request("GET", ABOUT, headers={KEY_HEADER: key})
+        row: dict[str, Any] = json.loads(connection.getresponse().read())
         return About(
             row["fedshift"],
             row["status"],
@@ -207,7 +217,7 @@ def ask(paths: SitePaths, host: str, port: int) -> About:
 
 
 def fits(paths: SitePaths, settings: SiteSettings, about: About, data: Data) -> None:
-    """Same version, registered, same classes and size as the federation."""
+    """Check that versions agree, the site is registered, and its data fit the federation."""
     if about.fedshift != __version__:
         raise ConfigError(
             f"this site has fedshift {__version__}, the server {about.fedshift}; "

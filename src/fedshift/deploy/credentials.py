@@ -1,4 +1,10 @@
-"""A small certificate authority: one root per federation, one server certificate it signs."""
+"""A small certificate authority, and the key pairs by which sites prove who they are.
+
+``deploy.setup`` makes certificates and keys with it, ``deploy.checks`` inspects them, and
+``server register`` reads a site's public key. There is one root certificate per federation, which
+signs server certificates and nothing else. It works on bytes and leaves writing to
+``deploy.folders``, so a private key never reaches a file of the wrong mode.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedshift.base.errors import ConfigError
 
 AUTHORITY_DAYS, SERVER_DAYS, WARNING_DAYS = 3650, 365, 30
-LOCAL = ("localhost", "127.0.0.1")  # the server's own commands come this way
-CLOCKS = timedelta(minutes=5)  # that sites' clocks may be behind
+LOCAL = ("localhost", "127.0.0.1")  # how the server's own commands connect to it
+CLOCKS = timedelta(minutes=5)  # by which sites' clocks may be slow
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Pair:
 
 
 def make_authority(days: int = AUTHORITY_DAYS) -> Pair:
-    """A root that may sign server certificates and nothing below them."""
+    """A root certificate; it may sign server certificates, but no further authorities."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedshift authority")
     builder = _builder(name, name, key, days).add_extension(
@@ -42,7 +48,7 @@ def make_authority(days: int = AUTHORITY_DAYS) -> Pair:
 
 
 def issue(authority: Pair, names: Sequence[str], days: int = SERVER_DAYS) -> Pair:
-    """A server certificate for host names and addresses; those of this machine are added."""
+    """A server certificate for host names and addresses; ``localhost`` is always added."""
     root = read(authority.certificate, "ca.crt")
     signer = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -67,7 +73,7 @@ def issue(authority: Pair, names: Sequence[str], days: int = SERVER_DAYS) -> Pai
 
 
 def alternative(name: str) -> x509.GeneralName:
-    """A host name or an address as a certificate carries it."""
+    """A host name or IP address in the form of a certificate's alternative name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -81,7 +87,7 @@ def alternative(name: str) -> x509.GeneralName:
 
 
 def read(pem: bytes, what: str) -> x509.Certificate:
-    """A certificate from PEM."""
+    """A certificate from PEM; ``what`` names it in the error."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
@@ -89,12 +95,12 @@ def read(pem: bytes, what: str) -> x509.Certificate:
 
 
 def covers(certificate: x509.Certificate, host: str) -> bool:
-    """Whether the certificate is one for ``host``."""
+    """Whether the certificate is valid for ``host``."""
     return alternative(host) in list(_alternatives(certificate))
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """Hosts and addresses that a certificate is for."""
+    """Host names and addresses that a certificate is valid for."""
     return [str(name.value) for name in _alternatives(certificate)]
 
 
@@ -104,7 +110,7 @@ def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
 
 
 def days_left(certificate: x509.Certificate, now: datetime | None = None) -> float:
-    """Negative once it has expired."""
+    """Days until the certificate expires; negative once it has."""
     rest = certificate.not_valid_after_utc - (now or datetime.now(UTC))
     return rest.total_seconds() / timedelta(days=1).total_seconds()
 
@@ -154,14 +160,14 @@ ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A site's id and its key as PEM, the form in which Flower keeps it."""
+    """A site's id and its public key as PEM, the form in which Flower stores it."""
 
     site: str
     pem: bytes
 
 
 def make_key(site: str) -> tuple[bytes, bytes]:
-    """Private key, and the public line that names the site at its end."""
+    """A private key, and its public key as one line in OpenSSH's format with the id at the end."""
     key = ec.generate_private_key(ec.SECP384R1())
     form, plain = serialization.Encoding, serialization.NoEncryption()
     private = key.private_bytes(form.PEM, serialization.PrivateFormat.OpenSSH, plain)
@@ -170,7 +176,7 @@ def make_key(site: str) -> tuple[bytes, bytes]:
 
 
 def check_id(site: str) -> str:
-    """An id that can be the name of a folder."""
+    """Return the id if it can be the name of a folder, else raise an error."""
     if not re.fullmatch(ID, site):
         raise ConfigError(
             f"{site!r} cannot be a site's id; use letters, digits, dots and hyphens, at most 64"
@@ -179,7 +185,7 @@ def check_id(site: str) -> str:
 
 
 def read_public(path: Path) -> PublicKey:
-    """The public key that a site's operator has sent."""
+    """Read the ``ID.pub`` that a site's operator has sent."""
     try:
         line = path.read_bytes().strip()
         key = serialization.load_ssh_public_key(line)
@@ -207,7 +213,7 @@ def own_public(path: Path) -> bytes:
 
 
 def pem_of(key: ec.EllipticCurvePublicKey) -> bytes:
-    """The key's bytes in the form in which Flower compares them."""
+    """The key as PEM, exactly as Flower compares it."""
     info = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.PEM, info)
 

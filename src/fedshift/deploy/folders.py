@@ -1,4 +1,9 @@
-"""What lies where in the folder of a server or of a site, and who may read it."""
+"""Paths, file modes and settings of a server's and of a site's folder.
+
+Everything in ``deploy`` takes its paths from here. Keys and secrets are written with
+:func:`write_private` only, so that they are never readable by other users, not even between
+creation and ``chmod``.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +20,33 @@ from fedshift.base.errors import ConfigError
 from fedshift.core.scenario import Frozen, one_line
 from fedshift.deploy.credentials import check_id
 
-PRIVATE, PUBLIC, FOLDER = 0o600, 0o644, 0o700  # modes
+PRIVATE, PUBLIC, FOLDER = 0o600, 0o644, 0o700  # file modes
 
 
 @dataclass(frozen=True)
 class Paths:
-    """A folder that belongs to one daemon; nobody else on the machine may look inside."""
+    """A folder that belongs to one daemon; no other user of the machine may read it."""
 
     root: Path
 
     @property
     def ca(self) -> Path:
-        """Certificate of the authority: what sites trust. Public."""
+        """Certificate of the authority that the sites trust; public."""
         return self.root / "ca.crt"
 
     @property
     def flower(self) -> Path:
-        """Flower's own home."""
+        """``FLWR_HOME``: where Flower keeps its own files."""
         return self.root / "flower"
 
     @property
     def secret(self) -> Path:
-        """Shared by a daemon and its executor on this machine."""
+        """Secret by which a daemon and its executor know each other; new at every start."""
         return self.flower / "executor.secret"
 
     @property
     def cache(self) -> Path:
-        """FEDSHIFT_HOME of the daemon."""
+        """``FEDSHIFT_HOME`` of the daemon, unless the environment sets one."""
         return self.root / "cache"
 
 
@@ -56,7 +61,7 @@ class ServerPaths(Paths):
 
     @property
     def ca_key(self) -> Path:
-        """Signs server certificates; may be moved offline between renewals."""
+        """The authority's private key; may be kept offline, because only ``renew`` needs it."""
         return self.root / "ca.key"
 
     @property
@@ -66,7 +71,7 @@ class ServerPaths(Paths):
 
     @property
     def key(self) -> Path:
-        """The server's TLS key."""
+        """The server's private TLS key."""
         return self.root / "server.key"
 
     @property
@@ -76,12 +81,12 @@ class ServerPaths(Paths):
 
     @property
     def expects(self) -> Path:
-        """Classes and shape of the sites that enrolled first."""
+        """Classes and shape that the last run found at its sites; see ``deploy.gate``."""
         return self.root / "expects.json"
 
     @property
     def database(self) -> Path:
-        """Of the SuperLink: registered sites, messages under way."""
+        """The SuperLink's database: registered sites, and messages not yet delivered."""
         return self.flower / "superlink.db"
 
     @property
@@ -101,11 +106,11 @@ class SitePaths(Paths):
 
     @property
     def key(self) -> Path:
-        """The site's private key: who it is to the server."""
+        """The site's private key, which proves to the server who it is."""
         return self.root / "site.key"
 
     def public_key(self, site: str) -> Path:
-        """What the operator carries to the server."""
+        """The public key, which the site's operator sends to the server's."""
         return self.root / f"{site}.pub"
 
     @property
@@ -115,17 +120,17 @@ class SitePaths(Paths):
 
     @property
     def states(self) -> Path:
-        """Private state of this site, one folder per run."""
+        """State of this site's client, one folder per run; it never leaves the site."""
         return self.root / "state"
 
     @property
     def data(self) -> Path:
-        """Images decoded once."""
+        """Cache of decoded images."""
         return self.root / "data"
 
 
 def make(paths: Paths) -> None:
-    """Create the folder; one that holds anything is left alone."""
+    """Create the folder; refuse one that is not empty."""
     root = paths.root
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists already and is not empty; choose another folder")
@@ -138,7 +143,7 @@ def make(paths: Paths) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, never readable in between."""
+    """Write a file that only its owner may read, from the moment it exists."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:
@@ -146,13 +151,13 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file that is meant to be handed out."""
+    """Write a file that everybody may read."""
     path.write_bytes(content)
     path.chmod(PUBLIC)
 
 
 def require_private(path: Path) -> None:
-    """Refuse a key that others on this machine could read."""
+    """Raise an error if a key is missing, or readable by other users of this machine."""
     if not path.exists():
         raise ConfigError(f"{path} is missing; restore it, or make a new folder with `init`")
     if mode := path.stat().st_mode & 0o077:
@@ -164,11 +169,11 @@ Chosen = TypeVar("Chosen", bound=Frozen)
 
 
 class ServerSettings(Frozen):
-    """The server as the sites see it."""
+    """Where the server listens, and under which names the sites reach it."""
 
     host: str  # name or address that sites connect to
     port: Port = 8000
-    bind: str = "0.0.0.0"
+    bind: str = "0.0.0.0"  # address to listen on
     names: tuple[str, ...] = ()  # further names and addresses in the certificate
 
     @property
@@ -178,26 +183,26 @@ class ServerSettings(Frozen):
 
     @property
     def local_address(self) -> str:
-        """The same with the port."""
+        """``local`` with the port, as ``host:port``."""
         host = f"[{self.local}]" if ":" in self.local else self.local
         return f"{host}:{self.port}"
 
     @property
     def certified(self) -> tuple[str, ...]:
-        """All that the certificate must be for."""
+        """Every name and address that the server's certificate must be valid for."""
         return (self.host, *self.names, self.local)
 
 
 class SiteSettings(Frozen):
-    """One site: who it is, where the server is, where its data are."""
+    """A site's id, its server and its data."""
 
     id: str
     server: str  # HOST:PORT
     folder: str | None = None  # images: folder/class/*.jpg
-    trial: bool = False  # or the client of the run's scenario that is called like the site
-    domain: str = ""  # how its data look; sites that look alike share a name; empty: the id
-    size: Annotated[int, Field(ge=1)] | None = None  # pixels of a side
-    classes: tuple[str, ...] = ()  # all of the federation; empty: the folders that are there
+    trial: bool = False  # no images: use the data of the scenario's client with this id
+    domain: str = ""  # sites whose data look alike name the same domain; empty: the id
+    size: Annotated[int, Field(ge=1)] | None = None  # pixels per side; None: as they are
+    classes: tuple[str, ...] = ()  # all of the federation; empty: those this site has folders of
 
     @field_validator("id")
     @classmethod
@@ -221,7 +226,7 @@ class SiteSettings(Frozen):
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``host:port``; an IPv6 address stands in brackets."""
+    """Host and port of ``host:port``; an IPv6 address is written in brackets."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"server is {text!r}; write HOST:PORT, such as fl.example.org:8000")
@@ -229,7 +234,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def write_settings(path: Path, settings: Frozen, head: str) -> None:
-    """As TOML; whatever is not set is left out."""
+    """Write settings as TOML below a comment line ``head``; unset values are left out."""
     values = settings.model_dump(mode="json", exclude_none=True)
     lines = [f"# {head}", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     path.write_text("\n".join([*lines, ""]))
@@ -237,7 +242,7 @@ def write_settings(path: Path, settings: Frozen, head: str) -> None:
 
 
 def read_settings(path: Path, kind: type[Chosen], made_by: str) -> Chosen:
-    """Settings from a file; what is wrong in it is told in one line."""
+    """Read settings from TOML; an error names the file and what is wrong, in one line."""
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text())
         return kind.model_validate(values)
@@ -250,10 +255,10 @@ def read_settings(path: Path, kind: type[Chosen], made_by: str) -> Chosen:
 
 
 def read_server(folder: Path) -> ServerSettings:
-    """Of a server's folder."""
+    """Settings of a server's folder."""
     return read_settings(folder / "server.toml", ServerSettings, "fedshift server init")
 
 
 def read_site(folder: Path) -> SiteSettings:
-    """Of a site's folder."""
+    """Settings of a site's folder."""
     return read_settings(folder / "site.toml", SiteSettings, "fedshift site init")

@@ -1,8 +1,16 @@
-"""The server's only open port: sites may reach Flower's fleet, and nothing but it.
+"""Guards the server's only open port: from other machines, sites reach the Fleet API alone.
 
-Flower serves its whole interface on one port, commands without a password included: whoever reaches
-it could register a node or start a run. The gate answers those from this machine only, and tells
-a site what it must know before it starts.
+``deploy.flower.superlink`` puts :class:`Gate` in front of Flower's SuperLink, which serves all its
+interfaces on one port: Fleet (sites fetch and send messages, authenticated by their keys), Control
+(register sites, start and stop runs) and Runtime (for the executor). Control asks for no password.
+Without the gate, whoever reaches the port could register a key of their own and so join the next
+run and receive its model, stop runs, or start one with a code bundle of their own, which Flower
+would execute on the server. The gate lets requests for anything but Fleet pass only if they come
+from the server's own machine. So never put a reverse proxy on that machine in front of it: all that
+the proxy forwards would look local.
+
+The gate itself answers one more path, ``/fedshift``, where a site learns before it starts whether
+versions and data fit. A stranger learns the version from it and nothing of the federation.
 """
 
 from __future__ import annotations
@@ -26,13 +34,17 @@ StatusOf = Callable[[Any, bytes], Awaitable[str]]
 
 
 class Gate:
-    """ASGI middleware in front of the SuperLink."""
+    """ASGI middleware in front of the SuperLink.
+
+    ``expects`` is a file with classes and shape of the federation, ``status_of`` looks a public key
+    up in the SuperLink's database.
+    """
 
     def __init__(self, app: App, expects: Path, status_of: StatusOf) -> None:
         self.app, self.expects, self.status_of = app, expects, status_of
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Let a request pass, answer it, or refuse it."""
+        """Forward a request, answer it, or refuse it with status 403."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif scope["path"] == ABOUT:
@@ -43,7 +55,10 @@ class Gate:
             await _answer(send, 403, {"detail": "only from the server's own machine"})
 
     async def _about(self, scope: AsgiScope) -> dict[str, Any]:
-        """Our version; to a registered site also what its data must look like."""
+        """The version, and whether the key in the header is registered; if so, classes and shape.
+
+        A public key proves nothing, so all that may be answered here is what need not be secret.
+        """
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
         try:
             key = base64.b64decode(headers.get(KEY_HEADER, b""), validate=True)
@@ -67,7 +82,7 @@ def is_local(scope: AsgiScope) -> bool:
 
 
 def read_expects(path: Path) -> dict[str, Any]:
-    """Classes and shape of the federation, once a run has seen them."""
+    """Classes and shape of the federation; empty before the first run has learnt them."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,20 @@
-"""What ``fedshift server run`` asks of the app on the same machine, as a file between them."""
+"""``fedshift server run``: start a run on the SuperLink of this machine, or join it, and watch it.
+
+The command does not train. A run is carried out by the ServerApp (``deploy.flower.apps``), a
+process of the server's daemon, so it goes on when the command is interrupted. The two share files
+only: this module must never write to the run directory, which belongs to the ServerApp.
+
+The request file. The ServerApp has to know the configuration, the policy and the sites, but
+Flower's run configuration takes flat scalars only. So the command writes a :class:`Request` as JSON
+into the server's folder, readable by its owner alone, and starts a Flower run whose configuration
+is the path of that file.
+
+How a second ``server run`` joins the first. A run's name is a hash of its content, so the same
+command leads to the same run directory. Beside the request lies the Flower number of the run that
+was started for it (:class:`Ticket`). The second command finds that number, asks the SuperLink
+whether it is still running, and if so only watches. If the run has finished, its result is shown;
+if it has ended early or died with the server, a new Flower run continues from the last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +43,18 @@ from fedshift.runs.record import read_lines
 
 
 class Request(Frozen):
-    """One run over registered sites."""
+    """One run over registered sites, as ``server run`` passes it to the ServerApp."""
 
     config: RunConfig
     path: Path  # the run directory
-    expects: Path  # where classes and shape are noted
-    nodes: dict[str, int]  # Flower's number of each site: its key proves it, its word does not
-    connect: float = 120.0  # seconds for a site to come up
-    target: str | None = None  # a folder of unlabelled images here, or "scenario"
-    policy: Policy = Policy()  # what to do without a site's answer
+    expects: Path  # file to which classes and shape are written, for the gate
+    nodes: dict[str, int]  # Flower's node of each site: proven by its key, not by what it says
+    connect: float = 120.0  # seconds for a site to come online
+    target: str | None = None  # a folder of unlabelled images at the server, or "scenario"
+    policy: Policy = Policy()  # what to do when a site does not answer
 
     def write(self, path: Path) -> None:
-        """For the app to read."""
+        """Write the file that the ServerApp reads."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_private(path, self.model_dump_json().encode())
 
@@ -51,21 +67,21 @@ class Request(Frozen):
             raise RunError(f"{path} is not a request of this version: {error}") from None
 
 
-POLL = 1.0  # seconds
+POLL = 1.0  # seconds between two questions to the SuperLink
 
 
 @dataclass(frozen=True)
 class Terms:
-    """With whom, and how long to wait for them."""
+    """Which sites take part, and how long to wait for them."""
 
     sites: Sequence[str] = ()  # empty: all that are registered
-    connect: float = 120.0  # seconds for a site to come up
-    policy: Policy = field(default_factory=Policy)  # what to do without a site's answer
+    connect: float = 120.0  # seconds for a site to come online
+    policy: Policy = field(default_factory=Policy)  # what to do when a site does not answer
     target: str | None = None  # unlabelled images at the server: a folder, or "scenario"
 
 
 def register(control: Control, key: PublicKey) -> bool:
-    """Let a site in; False if it was in already."""
+    """Register a site's key; False if it was registered already. An id or key is used once."""
     for node in control.nodes().values():
         if node.site == key.site and node.key == key.pem:
             return False
@@ -85,7 +101,7 @@ def register(control: Control, key: PublicKey) -> bool:
 
 
 def chosen(nodes: dict[str, RegisteredSite], sites: Sequence[str]) -> dict[str, int]:
-    """The nodes of the wanted sites."""
+    """Flower's nodes of the wanted sites, by site; of all registered ones if none is named."""
     if not nodes:
         raise ConfigError("no site is registered; run `fedshift server register DIR SITE.pub`")
     for site in sites:
@@ -97,13 +113,16 @@ def chosen(nodes: dict[str, RegisteredSite], sites: Sequence[str]) -> dict[str, 
 def run(
     control: Control, config: RunConfig, path: Path, terms: Terms, listener: Listener
 ) -> RunResult:
-    """Play a run to its end, or go on with it, or join the one that is under way."""
+    """Start, continue or join a run, and watch it to its end.
+
+    A finished run is returned at once. Rounds that are on disk already are not reported again.
+    """
     method = config.build()
     require_secret(method)
     require_target(method, terms.target)
     if done := finished(config, path, resume=True):
         return done
-    ticket, told = Ticket(control.paths, path), len(rows_of(path))
+    ticket, reported = Ticket(control.paths, path), len(rows_of(path))
     number = ticket.under_way(control)
     nodes = chosen(control.nodes(), terms.sites)
     if number is None:
@@ -120,7 +139,7 @@ def run(
         number = control.start(str(ticket.request))
         ticket.note(number)
     listener.started(config, len(nodes), last_round(path) + 1)
-    watch(control, number, path, listener, told)
+    watch(control, number, path, listener, reported)
     result = load_run(path)
     listener.finished(result)
     return result
@@ -128,30 +147,32 @@ def run(
 
 @dataclass(frozen=True)
 class Ticket:
-    """Flower's number of a run, so that a second ``server run`` joins the first."""
+    """Remembers Flower's number of a run, so that a second ``server run`` joins the first."""
 
     paths: ServerPaths
     path: Path
 
     @property
     def request(self) -> Path:
-        """What the app reads."""
+        """Path of the request that the ServerApp reads."""
         return self.paths.flower / "requests" / f"{self.path.name}.json"
 
     @property
     def number(self) -> Path:
-        """Where the number is noted."""
+        """Path of the file that holds Flower's number of the run."""
         return self.request.with_suffix(".run")
 
     def note(self, number: int) -> None:
-        """Keep the number, and under which start of the server it holds."""
+        """Write down the number, and during which start of the server it was given."""
         content = {"run": number, "start": self._start()}
         write_private(self.number, json.dumps(content).encode())
 
     def under_way(self, control: Control) -> int | None:
-        """The number, if that run goes on; one that died with its server is ended at once.
+        """The number of the run if it is still running, else None.
 
-        Flower would call it running until it misses its heartbeats, a minute later.
+        If the server was started again since, the run has died with its process, but Flower would
+        call it running until it has missed its heartbeats, a minute later. So it is stopped here,
+        and the caller can start anew at once.
         """
         if not self.number.exists():
             return None
@@ -166,42 +187,45 @@ class Ticket:
         return None
 
     def _start(self) -> int:
-        """Changes whenever the server starts."""
+        """A number for each start of the server: when it last wrote its executor's secret."""
         return self.paths.secret.stat().st_mtime_ns
 
 
-def watch(control: Control, number: int, path: Path, listener: Listener, told: int) -> None:
-    """Tell of rounds beyond those already told, as they come on disk, until the run ends."""
+def watch(control: Control, number: int, path: Path, listener: Listener, reported: int) -> None:
+    """Report rounds to the listener as they appear on disk, until the run ends.
+
+    ``told`` is how many have been reported already. A run that failed raises its error.
+    """
     while True:
         state, details = control.state(number)
         rows = rows_of(path)
-        for row in rows[told:]:
+        for row in rows[reported:]:
             listener.round_done(row)
-        told = max(told, len(rows))
+        reported = max(reported, len(rows))
         if state == "finished":
             break
         time.sleep(POLL)
     if details:
-        raise RunError(f"{plain(details)}{going_on(path)}")
+        raise RunError(f"{plain(details)}{resume_hint(path)}")
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
-    """Rounds on disk."""
+    """The rounds that are on disk."""
     return read_lines(path / "metrics.jsonl")
 
 
 def plain(details: str) -> str:
-    """Our own words of what Flower tells."""
+    """Our own error message, without the prefix that Flower puts before it."""
     return details.removeprefix("ServerApp failed with exception: ").rstrip(".")
 
 
-def going_on(path: Path) -> str:
-    """What the same command will do."""
+def resume_hint(path: Path) -> str:
+    """End of an error message: where the same command would continue."""
     last = last_round(path)
     return f"; the same command goes on after round {last}" if last else ""
 
 
 def last_round(path: Path) -> int:
-    """The round of the server's checkpoint: what a run goes on from."""
+    """The round of the server's checkpoint, after which a run continues; 0 without one."""
     file = path / "checkpoints" / "server.safetensors"
     return int(read_tensors(file)[1]["round"]) if file.exists() else 0

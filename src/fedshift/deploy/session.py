@@ -1,4 +1,10 @@
-"""A run at a server that holds no data: it learns classes, shape and domains from the sites."""
+"""A run at a server that holds no data: it learns classes, shape and domains from the sites.
+
+The ServerApp (``deploy.flower.apps``) calls :func:`play_request`, which opens an ordinary session
+over the registered sites and runs the one federated loop. A node counts as the site whose key it
+is registered with, never as the one that it claims to be, and training must not start before all
+sites are found to fit together.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +33,19 @@ from fedshift.transports.flower.envelope import Envelope
 from fedshift.transports.flower.site import error_from_site
 from fedshift.transports.flower.transport import FlowerTransport, MessageGrid, SiteRequest, Timeouts
 
-SITES = Scenario(  # what a run of real sites starts from; every value can be changed
+SITES = Scenario(  # default of ``server run``; every value can be changed
     name="sites",
     data="sites",
     domains=("sites",),
     split=Given(),
     protocols=("personal",),
 )
-COMPUTE = Compute()  # the same on every machine, so that bits agree
-POLL = 0.3  # seconds between two looks for replies: each asks the database
+COMPUTE = Compute()  # the same on every machine, so that results agree bit for bit
+POLL = 0.3  # seconds between two questions for replies: each is a query to the database
 
 
 def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
-    """The scenario as far as it can be played where the server holds no data but a ``target``.
+    """The scenario, less what needs data at the server other than those of a ``target``.
 
     Sites are scored on their own test samples, and nobody is scored on the target.
     """
@@ -48,45 +54,50 @@ def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
 
 
 class RegisteredSites(FlowerTransport):
-    """Mail to sites that are known by their keys; each introduces itself once."""
+    """The transport to sites that are known by their keys.
+
+    The SuperLink has checked each node's key, so the request's table of nodes says which site it
+    is. A site is asked once for its :class:`Facts`; a site that reconnects is not asked again.
+    """
 
     def __init__(self, grid: MessageGrid, request: Request) -> None:
         policy = request.policy
-        patience = Timeouts(request.connect, policy.timeout, POLL)
-        super().__init__(grid, request.config, patience=patience, policy=policy)
+        timeouts = Timeouts(request.connect, policy.timeout, POLL)
+        super().__init__(grid, request.config, timeouts=timeouts, policy=policy)
         self.registered = {node: site for site, node in request.nodes.items()}
         self.facts: dict[str, Facts] = {}
 
-    def _meet(self) -> None:
+    def _identify_nodes(self) -> None:
+        """Take the registered nodes that are connected; ask new ones for their facts."""
         present = self.grid.nodes() & self.registered.keys()
         self._known = {node: self.registered[node] for node in present}
-        strangers = {self.registered[n]: n for n in present if self.registered[n] not in self.facts}
+        new_nodes = {self.registered[n]: n for n in present if self.registered[n] not in self.facts}
         requests = {
             site: SiteRequest(node, "query.facts", self.header, Envelope("", {}))
-            for site, node in strangers.items()
+            for site, node in new_nodes.items()
         }
         for site, reply in self._exchange(requests) if requests else ():
             if reply.envelope is None:
                 raise error_from_site(site, reply.failure)
-            told = Facts.from_json(reply.envelope.words)
-            if told.client != site:
+            reported = Facts.from_json(reply.envelope.text)
+            if reported.client != site:
                 raise ConfigError(
-                    f"the site that is registered as {site!r} calls itself {told.client!r}; set "
-                    f"id in its site.toml, or register it again"
+                    f"the site that is registered as {site!r} calls itself {reported.client!r}; "
+                    "set id in its site.toml, or register it again"
                 )
-            self.facts[site] = told
+            self.facts[site] = reported
 
 
 def play_request(request: Request, grid: MessageGrid) -> RunResult:
-    """Play a run from its last finished round to its end."""
+    """Carry out a run, from its last finished round to its end."""
     with one_thread(), only_writer(request.path):
         return play(open_session(request, grid))
 
 
 def open_session(request: Request, grid: MessageGrid) -> Session:
-    """Meet the sites, check that they fit together, and take up the last checkpoint."""
+    """Wait for the sites, check that they fit together, and load the last checkpoint."""
     config, method = request.config, request.config.build()
-    check_needs(method, config.scenario, len(request.nodes))  # before anybody is waited for
+    check_needs(method, config.scenario, len(request.nodes))  # before waiting for any site
     transport = RegisteredSites(grid, request)
     transport.find(request.nodes)
     if missing := sorted(request.nodes.keys() - transport.facts.keys()):
@@ -113,7 +124,7 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
 
 
 def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:
-    """A run goes on with the sites that it began with."""
+    """Refuse to continue a run with other sites than it began with."""
     if odd := set(enrolled) ^ set(present):
         names = ", ".join(sorted(odd))
         raise RunError(
@@ -125,7 +136,7 @@ def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:
 
 
 def federation_of(facts: Sequence[Facts], scenario: Scenario) -> Federation:
-    """What the server knows of the sites: names and sizes, no data."""
+    """The federation as the server knows it: sites with their domains, and no samples."""
     require_equal(facts, "classes", "name its class folders as the others do, or set classes")
     require_equal(facts, "shape", "set size")
     order = {name: i for i, name in enumerate(scenario.domains)}
@@ -142,7 +153,7 @@ def federation_of(facts: Sequence[Facts], scenario: Scenario) -> Federation:
 
 
 def require_equal(facts: Sequence[Facts], field: str, remedy: str) -> None:
-    """Name the site that differs from most."""
+    """Raise an error that names the first site that differs from the majority."""
     values = {f.client: getattr(f, field) for f in sorted(facts, key=lambda f: f.client)}
     usual, _ = Counter(values.values()).most_common(1)[0]
     for client, value in values.items():

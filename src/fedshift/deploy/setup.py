@@ -1,4 +1,9 @@
-"""``init`` and ``renew``: make the folder of a server or of a site, whole or not at all."""
+"""``init`` and ``renew``: make the folder of a server or of a site.
+
+``cli.deploy`` calls it. Keys and certificates are made, and files of the caller are read, before
+the folder is created, so that a wrong option leaves no half-made folder. Private keys must never be
+readable by other users, not even for a moment, and an existing folder is never overwritten.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from fedshift.deploy.folders import (
     write_settings,
 )
 
-RESTART_DELAY = 75  # seconds; before, the server may still hold a killed site's connection
+RESTART_DELAY = 75  # seconds; until then the server may refuse a site that was killed
 UNIT = """\
 # sudo cp "{file}" /etc/systemd/system/ && sudo systemctl enable --now {name}
 [Unit]
@@ -41,7 +46,7 @@ WantedBy=multi-user.target
 
 
 def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPaths:
-    """An authority, a certificate that it signed, settings and a unit."""
+    """Make a server's folder: certificate authority, server certificate, settings, systemd unit."""
     paths = ServerPaths(folder.absolute())
     authority = credentials.make_authority()
     server = credentials.issue(authority, settings.certified, days)
@@ -55,7 +60,7 @@ def init_server(folder: Path, settings: ServerSettings, days: int) -> ServerPath
 
 
 def renew(paths: ServerPaths, settings: ServerSettings, days: int) -> None:
-    """A new server certificate of the same authority: sites notice nothing."""
+    """Replace the server's certificate by a new one of the same authority; sites need no change."""
     folders.require_private(paths.ca_key)
     authority = Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
     root = credentials.read(authority.certificate, str(paths.ca))
@@ -74,7 +79,7 @@ def _install(paths: ServerPaths, server: Pair) -> None:
 
 
 def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePaths:
-    """A key of its own, the authority to trust, settings and a unit."""
+    """Make a site's folder: its key pair, the authority it trusts, settings, systemd unit."""
     paths = SitePaths(folder.absolute())
     try:
         trusted = ca.read_bytes()

@@ -1,4 +1,8 @@
-"""A site's own data: all that this machine knows of the federation."""
+"""Data of a deployment: a site's own images, and unlabelled images of a target at the server.
+
+At a site, ``deploy.flower.apps`` opens the images and reports :class:`Facts` about them; at the
+server, ``deploy.session`` opens the target. No image, label or file name may leave a site.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from fedshift.engine.federation import federate
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site tells the server before the first round; nothing of single images."""
+    """What a site reports before the first round: class names and counts, nothing per image."""
 
     client: str
     domain: str
@@ -36,7 +40,7 @@ class Facts:
     test: int
 
     def to_json(self) -> str:
-        """As it travels."""
+        """The form in which it is sent."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -50,13 +54,11 @@ class Facts:
             }
             return cls(**row)
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"a site introduces itself in words we cannot read ({error!r})"
-            ) from None
+            raise RunError(f"a site sent facts that cannot be read ({error!r})") from None
 
 
 def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
-    """A federation of one: this site, split as the run's scenario says."""
+    """A federation of this site alone, with its data split as the run's scenario says."""
     settings = read_site(paths.root)
     if settings.trial:
         return _trial(settings.id, run)
@@ -68,7 +70,7 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
 
 
 def _trial(client: str, run: RunConfig) -> Federation:
-    """One client of the run's scenario; a target is the server's."""
+    """A trial site: the client of the run's scenario with this id, without the unseen domain."""
     full = federate(run.scenario.change(unseen=None, unseen_split=None), run.seed)
     if client not in full.sites:
         raise UnknownNameError.of(f"client of scenario {run.scenario.name!r}", client, full.sites)
@@ -76,7 +78,7 @@ def _trial(client: str, run: RunConfig) -> Federation:
 
 
 def facts_of(federation: Federation) -> Facts:
-    """What may be told of a federation of one."""
+    """The facts about a federation of one site."""
     (site,) = federation.sites.values()
     return Facts(
         site.id,
@@ -90,7 +92,11 @@ def facts_of(federation: Federation) -> Facts:
 
 
 def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
-    """The site's images, decoded once; again when a file has come, gone or changed."""
+    """The site's images as tensors, from a cache in the site's folder where possible.
+
+    The cache's name is a hash of settings, file names, sizes and modification times: images are
+    decoded again when a file was added, removed or changed.
+    """
     assert settings.folder is not None
     folder = Path(settings.folder)
     if not folder.is_dir():
@@ -123,7 +129,7 @@ NAME = "target"
 
 
 def with_target(scenario: Scenario, target: str | None) -> Scenario:
-    """The scenario with a target at the server, if there is one, or without."""
+    """The scenario with ``target`` as its unseen domain, or without any unseen domain."""
     held = {"server_unlabelled", "client_target_unlabelled"}
     allow = tuple(g for g in scenario.allow if g not in held)
     if target is None:
@@ -142,7 +148,7 @@ def with_target(scenario: Scenario, target: str | None) -> Scenario:
 
 
 def require_target(method: Method, target: str | None) -> None:
-    """Say who needs a target that is not there, before anybody is waited for."""
+    """Raise an error, before waiting for any site, if a part needs a target that is missing."""
     for item in method.declared:
         if "client_target_unlabelled" in item.needs:
             raise ConfigError(
@@ -158,7 +164,7 @@ def require_target(method: Method, target: str | None) -> None:
 
 
 def open_target(target: str, config: RunConfig, shape: tuple[int, ...]) -> Splits:
-    """The target's inputs in the shape of the sites'; labels, if there are any, are left behind."""
+    """The target's inputs in the shape of the sites' inputs; images of a folder get no labels."""
     if target == FROM_SCENARIO:
         unseen = federate(config.scenario, config.seed).unseen
         assert unseen is not None
@@ -169,7 +175,7 @@ def open_target(target: str, config: RunConfig, shape: tuple[int, ...]) -> Split
 
 
 def read_folder(folder: Path, shape: tuple[int, ...], pixels: Pixels) -> Samples:
-    """Every image in a folder or below it, as large as the sites' ones."""
+    """Every image in a folder or below it, resized to the size that the sites use."""
     if len(shape) != 3 or shape[1] != shape[2]:
         raise DataError(
             f"the sites' inputs have shape {shape}, and the target's images cannot be made so; "

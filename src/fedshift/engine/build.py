@@ -1,4 +1,8 @@
-"""From a configuration to the two things that train: the net, and a worker that plays visits."""
+"""From a configuration to the objects that train: the net, and a worker that visits sites.
+
+Sessions, transports and deployed sites build both through here. The net must come out with the same
+weights wherever it is built, since server, worker processes and remote sites each build their own.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,18 @@ from fedshift.engine.visit import Worker
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a transport needs to open workers, here or in other processes."""
+    """Everything a transport needs to create workers, in this process or in others."""
 
     config: RunConfig
     method: Method
     federation: Federation
     store: StateStore
     workers: int = 1
-    policy: Policy = field(default_factory=Policy)  # its timeout is for transports that have one
-    compute: Compute = field(default_factory=Compute)  # without auto
+    policy: Policy = field(default_factory=Policy)  # not every transport can enforce its timeout
+    compute: Compute = field(default_factory=Compute)  # with every auto resolved
 
     def worker(self, net: Net | None = None) -> Worker:
-        """A worker of this process, around ``net`` or one of its own."""
+        """A worker for this process, around ``net`` or a net of its own."""
         scenario, compute = self.config.scenario, self.compute
         federation = self.federation.to(compute.device)
         net = compute.move(net or build_net(self.config, self.method, federation))
@@ -52,7 +56,11 @@ class Plan:
 
 
 def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
-    """The backbone extended by the method's parts: the same weights wherever it is built."""
+    """The backbone, extended by the method's parts; the same weights in every process.
+
+    Initialisation and each part's ``build`` draw from generators seeded by name, so adding a part
+    does not change the initial weights of the backbone or of the other parts.
+    """
     scenario = config.scenario
     backbone = BACKBONES.get(scenario.backbone)
     for option in scenario.backbone_options:
@@ -70,7 +78,10 @@ def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
 
 
 def allowed_data(federation: Federation, scenario: Scenario, side: str) -> dict[str, Samples]:
-    """Data that the scenario lets a side see beside its own: the target's inputs, a public set."""
+    """Extra data that the scenario allows the server or the clients to use, by resource.
+
+    These are unlabelled inputs of the unseen domain and a public data set.
+    """
     out = {}
     name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
     if name in scenario.allow and federation.unseen is not None:

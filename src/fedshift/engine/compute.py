@@ -1,7 +1,9 @@
-"""How a process computes: device, memory layout of conv nets, compilation. Nothing of a method.
+"""How a process computes: device, memory layout of convolutional nets, compilation.
 
-These choices move the last bits of a result, never what is computed. They are written into a run's
-``config.json`` beside the versions, so that a resumed run and its workers compute as it began.
+A run decides once (``experiment.session``) and writes the choice into its ``config.json``, so that
+a resumed run and all its workers compute in the same way. These choices may change the last bits of
+a result through the order of floating-point sums; they must never change what is computed, and
+nothing here may depend on the method.
 """
 
 from __future__ import annotations
@@ -27,21 +29,25 @@ from fedshift.core.net import Net
 
 LAYOUTS = ("auto", "channels-last", "contiguous")
 TRIALS = 4  # timed steps of each layout
-MARGIN = 1.15  # how much faster contiguous memory must be to be preferred
-MATTERS = 0.003  # seconds: a shorter step is mostly overhead, and its times mostly noise
+MARGIN = 1.15  # how many times faster contiguous memory must be to be preferred
+MATTERS = 0.003  # seconds; a shorter step is mostly overhead, and its timing mostly noise
 
 
 @dataclass(frozen=True)
 class Compute:
-    """What a worker is told; ``auto`` is decided once, where a run is prepared."""
+    """Device, layout and compilation of a run; ``auto`` is resolved once, when a run is prepared.
+
+    The layout is not ``auto`` by default: a timing-based choice would make results irreproducible,
+    because timings differ between machines and between two runs on the same machine.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # in run files
     device: str = "cpu"  # cpu, cuda, cuda:1, mps, or auto
-    layout: str = "channels-last"  # one of LAYOUTS; a time that decides for us decides our bits
+    layout: str = "channels-last"  # one of LAYOUTS
     compile: bool = False  # torch.compile the net, once per process for all its sites
 
     def decided(self, net: Net, batch_size: int) -> Compute:
-        """Without ``auto``; an error if the device or a compiler is not there."""
+        """A copy with every ``auto`` resolved; raises if device or C++ compiler are missing."""
         if self.layout not in LAYOUTS:
             raise ConfigError(f"layout is {self.layout!r}; it takes {', '.join(LAYOUTS)}")
         if self.compile and shutil.which("g++") is None and shutil.which("clang++") is None:
@@ -53,21 +59,21 @@ class Compute:
         return replace(self, device=device, layout=layout)
 
     def changed(self, **values: Any) -> Compute:
-        """The same with other values; None leaves one alone."""
+        """A copy with other values; a value of None is ignored."""
         return replace(self, **{k: v for k, v in values.items() if v is not None})
 
     def move(self, net: Net) -> Net:
-        """Move ``net`` to the device and into the layout, in place."""
+        """Move ``net`` to the device and into the memory layout, in place."""
         net.to(self.device)
         return in_layout(net, self.layout)
 
     def describe(self) -> dict[str, str | bool]:
-        """As JSON."""
+        """The fields as JSON values, for ``config.json``."""
         return asdict(self)
 
 
 def find_device(name: str) -> str:
-    """A device that is there; ``auto`` takes an accelerator before the processor."""
+    """The device if this machine has it; ``auto`` prefers cuda, then mps, then cpu."""
     there = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
@@ -82,8 +88,11 @@ def find_device(name: str) -> str:
 
 
 def in_layout(net: Net, layout: str) -> Net:
-    """Lay the weights of convolutions out, in place; inputs and activations follow them."""
-    net.contiguous = layout == "contiguous"  # stored images are channels-last
+    """Store the convolution weights of ``net`` in the given memory layout, in place.
+
+    Inputs and activations follow the layout of the weights.
+    """
+    net.contiguous = layout == "contiguous"  # convert inputs: images are stored channels-last
     kind = torch.contiguous_format if net.contiguous else torch.channels_last
     for parameter in net.parameters():
         if parameter.dim() == 4:
@@ -91,14 +100,16 @@ def in_layout(net: Net, layout: str) -> Net:
     return net
 
 
-_found: dict[tuple[Path, str], str] = {}
+_found: dict[tuple[Path, str], str] = {}  # layouts this process has chosen, by cache file and key
 
 
 def faster_layout(net: Net, batch_size: int) -> str:
-    """The layout in which a step of ``net`` is faster here: tried once, then read from the cache.
+    """The layout in which a training step of ``net`` is faster on this machine.
 
-    Channels-last, which is 1.3 to 1.5 times faster for most small nets on one thread, unless
-    contiguous memory wins clearly: noise must not decide. A process stays with what it found.
+    Measured once per net, batch size, torch version and number of threads, then read from
+    ``layouts.json`` in the user's cache; a process keeps its first choice even if the file changes.
+    Channels-last is 1.3 to 1.5 times faster for most small nets on one thread, and is preferred
+    unless contiguous memory is clearly faster: measurement noise must not decide.
     """
     if all(p.dim() != 4 for p in net.parameters()):
         return "contiguous"
@@ -111,7 +122,7 @@ def faster_layout(net: Net, batch_size: int) -> str:
             known = json.loads(path.read_text())
         if known.get(key) not in LAYOUTS[1:]:
             known[key] = preferred(try_layouts(net, batch_size))
-            with contextlib.suppress(OSError):  # a cache that cannot be written is tried again
+            with contextlib.suppress(OSError):  # without a writable cache it is measured again
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, known)
         _found[path, key] = known[key]
@@ -119,7 +130,7 @@ def faster_layout(net: Net, batch_size: int) -> str:
 
 
 def preferred(seconds: dict[str, float]) -> str:
-    """Contiguous memory only if it is clearly faster.
+    """The layout to use given the seconds of each: contiguous only if it is clearly faster.
 
     Examples:
         >>> preferred({"channels-last": 1.05, "contiguous": 1.0})
@@ -135,14 +146,17 @@ def preferred(seconds: dict[str, float]) -> str:
 
 
 def try_layouts(net: Net, batch_size: int) -> dict[str, float]:
-    """Shortest forward and backward of random inputs in each layout; leaves no trace in ``net``."""
+    """Shortest time of a forward and backward pass in each layout; ``net`` is left unchanged.
+
+    The layouts alternate, so that a disturbance by other processes affects both.
+    """
     kept = {k: v.clone() for k, v in net.state_dict().items()}
     was_training = net.training
     x = torch.zeros(batch_size, *net.shape).contiguous(memory_format=torch.channels_last)
     y = torch.zeros(batch_size, dtype=torch.int64)
     seconds: dict[str, list[float]] = {"channels-last": [], "contiguous": []}
     net.train()
-    with seeds.fork("layout"):  # dropout draws
+    with seeds.fork("layout"):  # dropout draws random numbers
         for _ in range(TRIALS + 1):
             for layout, taken in seconds.items():
                 in_layout(net, layout)
@@ -151,11 +165,11 @@ def try_layouts(net: Net, batch_size: int) -> dict[str, float]:
     net.zero_grad(set_to_none=True)
     net.train(was_training)
     net.load_state_dict(kept)
-    return {layout: min(taken[1:]) for layout, taken in seconds.items()}  # the first is warm-up
+    return {layout: min(taken[1:]) for layout, taken in seconds.items()}  # the first warms up
 
 
 def timed(play: Callable[[], object]) -> float:
-    """Processor seconds: what else runs does not count."""
+    """CPU seconds that calling ``play`` takes; other processes do not count."""
     began = time.process_time()
     play()
     return time.process_time() - began

@@ -1,4 +1,9 @@
-"""From a scenario and a seed to sites with data: who holds what, who is scored on what."""
+"""From a scenario and a seed to sites with data: load, split and partition the data sets.
+
+Sessions, worker processes and comparisons call :func:`federate`; the command line calls
+:func:`holdings`. The outcome must depend on (scenario, seed) alone, because every process computes
+its own copy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from fedshift.data.samples import Domain, Samples, union
 
 
 def federate(scenario: Scenario, seed: int) -> Federation:
-    """Load the data and deal it out to the sites; deterministic from (scenario, seed)."""
+    """Load the data and distribute it to the sites; deterministic given (scenario, seed)."""
     stores, codes = split_domains(scenario, seed)
     domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
     trained = {name: stores[name] for name in scenario.domains}
@@ -34,14 +39,18 @@ def federate(scenario: Scenario, seed: int) -> Federation:
 
 
 def holdings(scenario: Scenario, seed: int) -> Holdings:
-    """How many training rows of each domain and class each client holds."""
+    """Number of training samples per client, domain and class, without building the sites."""
     stores, codes = split_domains(scenario, seed)
     trained = {name: stores[name] for name in scenario.domains}
     return count_holdings(deal(scenario.partition, trained, codes, seed), trained)
 
 
 def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dict[str, Tensor]]:
-    """The scenario's domains, the unseen one last, and the split code of each of their rows."""
+    """The scenario's domains, the unseen one last, and for each row its split (train, val or test).
+
+    A partition with ``same_rows`` applies the first domain's split to all training domains: row i
+    is the same example in each, and must not be a training row in one and a test row in another.
+    """
     stores = load(scenario.data, options_of(scenario))
     rules = dict.fromkeys(scenario.domains, scenario.split)
     if scenario.unseen:
@@ -56,19 +65,19 @@ def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dic
 
 
 def options_of(scenario: Scenario) -> str:
-    """The data's options as :func:`load` takes them."""
+    """The data set's options in the form that :func:`load` expects."""
     return json.dumps(scenario.data_options, sort_keys=True)
 
 
 def stored(scenario: Scenario) -> dict[str, Domain]:
-    """The domains that the scenario uses, whole."""
+    """The domains that the scenario uses, complete, without any split."""
     stores = load(scenario.data, options_of(scenario))
     names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
     return {name: stores[name] for name in names}
 
 
 def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:
-    """Every input of the scenario's public data set, without labels, in the clients' shape."""
+    """All inputs of the scenario's public data set, without labels, in the clients' input shape."""
     assert scenario.public is not None
     stores = load(scenario.public)
     first = next(iter(stores.values()))

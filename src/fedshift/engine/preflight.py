@@ -1,4 +1,8 @@
-"""Everything that can be known to fail before round 0, said in one line."""
+"""Checks before round 0: every problem that can be known in advance, reported in one line.
+
+``experiment.session``, ``compare`` and deployments call them while a run is prepared. They only
+raise; they must never repair a setting, since a silent change would be another experiment.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from fedshift.data.federation import Federation
 
 
 def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
-    """Every declared need against what the scenario allows."""
+    """Compare what every component declares that it needs with what the scenario allows and has."""
     size = scenario.cohort_size(clients)
     for item in method.declared:
         _check_target(item, scenario)
@@ -45,7 +49,7 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
 
 
 def check_policy(method: Method, policy: Policy) -> None:
-    """Rounds that may go on without a client against parts that cannot."""
+    """Refuse ``on_loss=skip`` with components that cannot do without a client's update."""
     if policy.on_loss != "skip":
         return
     for item in method.declared:
@@ -64,7 +68,10 @@ def check_policy(method: Method, policy: Policy) -> None:
 
 
 def _check_target(item: Declares, scenario: Scenario) -> None:
-    """A target domain first: allowing it would not help without one."""
+    """Require an unseen domain for components that use its inputs.
+
+    Checked before the resource itself: allowing the resource would not help without a domain.
+    """
     target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
     if target and scenario.unseen is None:
         missing = sorted(target - set(scenario.allow))
@@ -78,7 +85,7 @@ def _check_target(item: Declares, scenario: Scenario) -> None:
 
 
 def _check_present(item: Declares, scenario: Scenario) -> None:
-    """What is allowed has to exist as well."""
+    """A resource that is allowed must exist as well."""
     if "public_set" in item.needs and scenario.public is None:
         raise ConfigError(
             f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "
@@ -99,7 +106,11 @@ def _check_optimiser(item: Declares, scenario: Scenario) -> None:
 
 
 def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
-    """No empty client, no single sample under BatchNorm, something to select on."""
+    """Require that every site can train, be scored and take part in selection.
+
+    So no site without training samples, none with a single one under BatchNorm, no missing test or
+    validation samples where they are used, and no label outside the classes.
+    """
     normalised = any(isinstance(m, _BatchNorm) for m in net.modules())
     if normalised and scenario.batch_size == 1:
         raise ConfigError(
@@ -132,25 +143,36 @@ def _check_labels(client: str, labels: Iterable[int], classes: int) -> None:
         raise DataError(f"client {client} has label {odd[0]}; labels go from 0 to {classes - 1}")
 
 
-SENDING = ("enrol",)  # what training sends is looked at when it is encoded or checked
-READING = ("merge", "personal")
+SENDING = ("enrol",)  # hooks whose payload does not pass through ``encode``
+READING = ("merge", "personal")  # hooks that read the updates of single clients
 
 
 def check_protection(server: Server) -> None:
-    """Refuse by name whatever would leave a site beside what a part protects."""
-    guards = [part for part in server.method.parts if part.gives_privacy]
-    for guard in guards:
-        for reason in _objections(server, guard):
-            raise ConfigError(f"{guard.name} cannot be used here: {reason}; leave one of them out")
-        guard.require(server)
-    order = [part.weights_in_payload for part in guards]
+    """Refuse anything that would leave a site outside the protection of a privacy part.
+
+    The message names both. Each privacy part then checks its own conditions (``require``). A part
+    that moves the weights into its payload must come last, since later ones would see no weights.
+    """
+    privacy_parts = [part for part in server.method.parts if part.gives_privacy]
+    for privacy_part in privacy_parts:
+        for reason in _conflicts(server, privacy_part):
+            raise ConfigError(
+                f"{privacy_part.name} cannot be used here: {reason}; leave one of them out"
+            )
+        privacy_part.require(server)
+    order = [part.weights_in_payload for part in privacy_parts]
     if order != sorted(order):
-        last = next(part.name for part in guards if part.weights_in_payload)
-        raise ConfigError(f"{last} hides what the parts after it work on; write it last")
+        last = next(part.name for part in privacy_parts if part.weights_in_payload)
+        raise ConfigError(
+            f"{last} moves the weights into its payload, which the parts after it need; put it last"
+        )
 
 
 def require_secret(method: Method) -> None:
-    """For real machines: refuse noise and keys that follow from a seed which others know."""
+    """For real deployments: refuse noise and keys that are derived from the run's seed.
+
+    Every machine knows the seed; only simulations may draw from it.
+    """
     for part in method.parts:
         if part.gives_privacy and getattr(part, "randomness", "system") != "system":
             raise ConfigError(
@@ -159,39 +181,41 @@ def require_secret(method: Method) -> None:
             )
 
 
-def _objections(server: Server, guard: Part) -> Iterator[str]:
+def _conflicts(server: Server, privacy_part: Part) -> Iterator[str]:
+    """Everything in this run that contradicts the promise of the privacy part ``guard``."""
     for item in server.method.declared:
-        if item is not guard and (item.needs_individual_updates or not item.gives_privacy):
-            yield from _beside(guard, item)
-    if guard.aggregate_only:
+        if item is not privacy_part and (item.needs_individual_updates or not item.gives_privacy):
+            yield from _conflicts_with(privacy_part, item)
+    if privacy_part.aggregate_only:
         yield from _rule(server)
     if server.keys(Scope.PERSONAL):
         yield f"{min(server.keys(Scope.PERSONAL))} is personal and leaves the site by itself"
     if server.scenario.private_at_new_site == "mean":
-        yield "private_at_new_site=mean makes the sites give their private entries away"
-    if guard.weights_in_payload and server.scenario.bn == "recompute":
+        yield "private_at_new_site=mean makes the sites send their private entries"
+    if privacy_part.weights_in_payload and server.scenario.bn == "recompute":
         yield "bn=recompute sends the statistics of single sites"
 
 
-def _beside(guard: Part, item: Declares) -> Iterator[str]:
-    """Another part, rule, weighting or optimiser."""
+def _conflicts_with(privacy_part: Part, item: Declares) -> Iterator[str]:
+    """What another component of the method sends or reads that ``guard`` does not cover."""
     if item.shares:
         yield f"{item.name} also sends {item.shares}, which it does not cover"
     yield from _hooks(item, "sends more than the weights", SENDING)
-    if guard.aggregate_only:
+    if privacy_part.aggregate_only:
         if item.needs_individual_updates:
             yield f"{item.name} needs single updates, and the method sees their mean only"
         yield from _hooks(item, "reads single updates", READING)
 
 
 def _hooks(item: Declares, what: str, hooks: tuple[str, ...]) -> Iterator[str]:
+    """One objection per hook of ``hooks`` that the part overrides."""
     for hook in hooks:
         if isinstance(item, Part) and getattr(type(item), hook) is not getattr(Part, hook):
             yield f"{item.name} {what} (its {hook!r})"
 
 
 def _rule(server: Server) -> Iterator[str]:
-    """The rule has to be a plain mean, and nobody may look at its terms."""
+    """Aggregation must be a plain mean, and nothing may read the single updates."""
     rule = server.method.aggregate
     if type(rule) is not Mean:
         yield f"{rule.name} is not a plain mean"

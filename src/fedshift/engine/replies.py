@@ -1,34 +1,28 @@
-"""A site that fails, hangs, leaves or answers nonsense: what the server does without it."""
+"""Replies to messages: put in order and checked, and what happens when a site is lost.
+
+``engine.round`` sends all messages through :func:`answers`; ``experiment.session`` checks replies
+to piggybacked messages with :func:`attached`. No part may ever see a reply that was not checked
+here, because it may come from another machine, which can fail, hang, leave or send anything.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from fedshift.base.errors import RunError
-from fedshift.core.message import Broadcast, Lost, Update
-
-if TYPE_CHECKING:
-    from fedshift.core.server import Observer, Server, Transport
-import math
-from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
 
 from fedshift.base import tree
+from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
+from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.net import Scope
-from fedshift.core.server import Policy
+from fedshift.core.server import Observer, Policy, Server, Transport
 
-if TYPE_CHECKING:
-    from fedshift.core.server import Server
-
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two tries, doubled each time
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two attempts, doubled each time
 
 
 def answers(
@@ -39,7 +33,19 @@ def answers(
     *,
     at_least: int | None = None,
 ) -> Iterator[Update]:
-    """One checked update per message, in the order of the mail; losses by the server's policy."""
+    """Yield one checked update per message, in the order of ``messages``.
+
+    A site is lost if it fails, does not reply in time, or sends a reply that is rejected. Then the
+    server's policy decides:
+
+    - ``fail``: the run ends with an error at the first loss.
+    - ``skip``: the client is left out and the others go on.
+    - ``wait``: later replies are held while all lost clients get their message again, after longer
+      and longer pauses, until they reply or the policy's timeout is over (an error).
+
+    Fewer replies than ``at_least`` (by default the policy's ``min_sites``) are an error as well. It
+    is raised at the end, after the replies that did arrive have been yielded.
+    """
     policy, retry = server.policy, Retry(server.policy)
     due, held = deque(m.client for m in messages), ReplyBuffer(transport.reply_lifetime)
     lost: dict[str, Lost] = {}
@@ -49,7 +55,7 @@ def answers(
             if isinstance(reply, Lost):
                 lost[reply.client] = reply
                 if policy.on_loss == "fail":
-                    raise lost_for_good(describe_loss(reply))
+                    raise loss_error(describe_loss(reply))
                 if policy.on_loss == "skip":
                     due.remove(reply.client)
             else:
@@ -57,7 +63,7 @@ def answers(
                 held.of[reply.client] = reply
             while due and due[0] in held.of:
                 yield held.of.pop(due.popleft())
-            held.before_the_next()
+            held.copy_expiring()  # the loop is about to request another reply
         waiting = [m for m in messages if m.client in lost and policy.on_loss == "wait"]
         retry.pause([lost[m.client] for m in waiting])
     wanted = min(policy.min_sites if at_least is None else at_least, len(messages))
@@ -69,15 +75,21 @@ def answers(
 
 
 class ReplyBuffer:
-    """Replies that wait for their turn, by client; copied before their memory is written again."""
+    """Replies that arrived early and wait for their turn, by client.
+
+    A reply may lie in memory that the transport reuses: the ``reply_lifetime``-th further request
+    overwrites it (0: it is never overwritten). Most replies are yielded before that and need no
+    copy. The buffer counts the requests since each reply arrived and copies a reply just before the
+    one that would overwrite it.
+    """
 
     def __init__(self, reply_lifetime: int) -> None:
         self.of: dict[str, Update] = {}
         self._lifetime = reply_lifetime
-        self._left: dict[str, int] = {}  # how many more may be asked for
+        self._left: dict[str, int] = {}  # requests until the reply's memory is overwritten
 
-    def before_the_next(self) -> None:
-        """Another reply is going to be asked for."""
+    def copy_expiring(self) -> None:
+        """Call before each further request to the transport: copies what it would overwrite."""
         for client in self.of if self._lifetime else ():
             self._left[client] = self._left.get(client, self._lifetime) - 1
             if self._left[client] == 0:
@@ -85,12 +97,12 @@ class ReplyBuffer:
 
 
 def describe_loss(lost: Lost) -> str:
-    """Who was lost where and why, in one line."""
+    """One line for people: round, task, client and reason of a loss."""
     return f"round {lost.round}, {lost.task}: client {lost.client} is lost: {lost.reason}"
 
 
-def lost_for_good(reason: str) -> RunError:
-    """The error that ends a run whose policy has no way around a loss."""
+def loss_error(reason: str) -> RunError:
+    """The error that ends a run when the policy does not allow it to continue after a loss."""
     return RunError(
         f"{reason}; mend it and resume the run, or choose what a loss does with on_loss",
         "resume",
@@ -101,7 +113,12 @@ def lost_for_good(reason: str) -> RunError:
 def delivered(
     server: Server, transport: Transport, messages: Sequence[Broadcast], observer: Observer
 ) -> Iterator[Update | Lost]:
-    """The reply to every message, checked; a bad one and none at all are losses too."""
+    """Send the messages and yield a checked reply or a loss for each, in the order of arrival.
+
+    The observer sees every message and every raw reply, also those that are rejected: the ledger
+    counts what crossed the wire. A reply that nobody asked for is recorded as a loss and dropped; a
+    message without any reply becomes a loss at the end.
+    """
     asked = {message.client: message for message in messages}
     for message in messages:
         observer.sent(message)
@@ -123,7 +140,7 @@ def delivered(
 def checked(
     server: Server, asked: Broadcast | None, reply: Update | Lost, *, examined: bool = False
 ) -> Update | Lost:
-    """The reply itself, or a loss if it is refused."""
+    """The reply itself if it is valid, else a loss that says why it was rejected."""
     if isinstance(reply, Lost):
         return reply
     reason = "nobody asked for it"
@@ -138,7 +155,11 @@ def checked(
 def attached(
     server: Server, messages: Sequence[Broadcast], replies: Sequence[Update], observer: Observer
 ) -> list[Update]:
-    """Replies to mail that rode with other mail, checked; a loss there ends or leaves the run."""
+    """Check the replies to messages that were piggybacked on training messages.
+
+    They are not sent again, so ``wait`` is treated like ``fail`` here: a loss ends the run unless
+    the policy is ``skip``.
+    """
     asked = {(message.client, message.task): message for message in messages}
     for message in messages:
         observer.sent(message)
@@ -150,19 +171,19 @@ def attached(
     for lost in [reply for reply in found if isinstance(reply, Lost)]:
         observer.lost(lost)
         if server.policy.on_loss != "skip":
-            raise lost_for_good(describe_loss(lost))
+            raise loss_error(describe_loss(lost))
     return [reply for reply in found if isinstance(reply, Update)]
 
 
 class Retry:
-    """Pauses between two tries, until the policy's time is over."""
+    """Growing pauses between two attempts, limited by the policy's timeout."""
 
     def __init__(self, policy: Policy) -> None:
         self.timeout, self.seconds = policy.timeout or 0.0, FIRST_PAUSE
         self.began = time.monotonic()
 
     def pause(self, lost: Sequence[Lost]) -> None:
-        """Sleep before the next try, or raise if there is no time for one."""
+        """Sleep before the next attempt; raise if the timeout would be over by then."""
         if not lost:
             return
         if time.monotonic() - self.began + self.seconds > self.timeout:
@@ -174,20 +195,26 @@ class Retry:
         self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
 
 
-SLACK = 16 * 2**20  # bytes beyond four times the model
+SLACK = 16 * 2**20  # bytes that an update may have beyond four times the model's
 COUNTED = [f"{split}/{key}" for split in ("val", "test") for key in ("right", "count", "loss")]
 
 
 def why_rejected(
     server: Server, asked: Broadcast, update: Update, *, examined: bool = False
 ) -> str:
-    """The first reason to refuse ``update``, empty if there is none; looks at each tensor once.
+    """The first reason to reject ``update``, or an empty string if it is valid.
 
-    Entries of a model that our own worker has ``examined`` are known to be finite.
+    The order goes from cheap to expensive, and each check may rely on those before it. First task,
+    round and scalars; then the size, before any tensor is read; then names, shapes and dtypes; only
+    then the values, in one pass over the tensors. Parts come last, so that ``reject_reason`` sees a
+    well-formed, finite update.
+
+    With ``examined``, our own worker has already checked that the model's entries are finite
+    (``Worker._require_finite``), and only the payload's values are looked at.
     """
     sections = ("payload",) if examined else update.SECTIONS
     return (
-        _wrong_address(asked, update)
+        _wrong_task(asked, update)
         or _wrong_scalars(server, update)
         or _too_large(server, update)
         or _wrong_entries(server, "shared", update.shared, uploaded(server, update.task))
@@ -201,7 +228,7 @@ def why_rejected(
 
 
 def uploaded(server: Server, task: str) -> Set[str]:
-    """Shared entries that the reply to a task holds."""
+    """Names of the shared entries that a reply to ``task`` must contain, no more and no fewer."""
     statistics = server.statistics
     if task == "statistics":
         return statistics
@@ -211,12 +238,12 @@ def uploaded(server: Server, task: str) -> Set[str]:
 
 
 def own(server: Server, task: str) -> Set[str]:
-    """Entries of the client's own that the reply to a task holds."""
+    """Names of the personal or private entries that a reply to ``task`` must contain."""
     scope = {"train": Scope.PERSONAL, "donate": Scope.PRIVATE}.get(task)
     return set() if scope is None else server.keys(scope)
 
 
-def _wrong_address(asked: Broadcast, update: Update) -> str:
+def _wrong_task(asked: Broadcast, update: Update) -> str:
     if (update.task, update.round) == (asked.task, asked.round):
         return ""
     return (
@@ -279,7 +306,8 @@ def _not_finite(entries: Tree) -> str:
     floats = {key: value for key, value in entries.items() if value.is_floating_point()}
     if not floats:
         return ""
-    # One fused pass. It may overflow where every value is finite: then look at each.
+    # One fused pass over all tensors. The norm may overflow although every value is finite, so a
+    # norm that is not finite is no proof: then each tensor is looked at by itself.
     if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
         return ""
     bad = next((k for k, v in floats.items() if not bool(v.isfinite().all())), "")

@@ -1,4 +1,9 @@
-"""The server's half: what a part sees there, and THE federated round."""
+"""The server half: the one federated round, and the exchanges of messages that it consists of.
+
+``experiment.session`` opens a server, enrols the clients and then calls :func:`play_round` once per
+round; ``evaluate`` uses :func:`collect`. Nothing here may be specific to a method or a transport,
+and no result may depend on the order in which replies arrive.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ def open_server(
     resources: dict[str, Samples],
     personal: StateStore,
 ) -> Server:
-    """A server before round 0, around the net that every client starts from as well."""
+    """A server as it is before round 0, with the initial model that every client starts from."""
     scopes = method.scopes(net, bn_local=scenario.bn == "local")
     initial = tree.clone(net.state_dict())
     shared = {k: v for k, v in initial.items() if scopes[k] is Scope.SHARED}
@@ -41,11 +46,15 @@ def open_server(
 def exchange(
     server: Server, transport: Transport, task: Task, clients: Iterable[str], observer: Observer
 ) -> Iterator[Update]:
-    """Send one message to each client, the longest work first; replies in the order of the mail.
+    """Send one message to each client and yield the checked replies in the order of sending.
 
-    Arrival never matters: a reply that comes early is held until its turn. A reply's tensors may
-    be borrowed from the transport until the next one is asked for; :func:`collect` owns them.
-    Replies are checked, and the server's policy decides about those that are missing or bad.
+    Clients with the most examples come first, so that parallel workers finish at about the same
+    time. The order of arrival never matters: a reply that arrives early is held until its turn, so
+    sums are taken in the same order under every transport.
+
+    The tensors of a reply may be borrowed from the transport and are valid only until the next
+    reply is requested; :func:`collect` copies them. The server's policy decides what happens if a
+    reply is missing or invalid.
     """
     known = server.roster
     size = {client: known[client].examples if client in known else 0 for client in clients}
@@ -57,7 +66,7 @@ def exchange(
 def collect(
     server: Server, transport: Transport, task: Task, clients: Iterable[str], observer: Observer
 ) -> list[Update]:
-    """All replies of an :func:`exchange`, in memory of their own."""
+    """All replies of an :func:`exchange` as a list; borrowed tensors are copied."""
     replies = exchange(server, transport, task, clients, observer)
     return [update.own() if transport.reply_lifetime else update for update in replies]
 
@@ -69,7 +78,11 @@ def exchange_payloads(
     part: Part,
     payloads: Mapping[str, Tree],
 ) -> dict[str, Tree]:
-    """An exchange of one part beside training: a letter to each client, and who answered what."""
+    """Send one payload per client on behalf of one part, outside training; replies by client.
+
+    This is the ``ask`` that :meth:`Part.negotiate` and :meth:`Part.decode` receive. Clients that
+    did not reply are missing from the result.
+    """
     messages = [
         Broadcast(client, "talk", server.round, payload=tree.prefixed(part.name, payload))
         for client, payload in sorted(payloads.items())
@@ -80,7 +93,10 @@ def exchange_payloads(
 
 
 def enrol(server: Server, transport: Transport, clients: Iterable[str], observer: Observer) -> None:
-    """Round 0: every client introduces itself once."""
+    """Round 0: every client reports its number of examples and the parts' summaries of its data.
+
+    Parts read the summaries in ``admit``, once; a part that does so needs those of all clients.
+    """
     clients = list(clients)
     enrolments = collect(server, transport, "enrol", clients, observer)
     admitting = [p.name for p in server.method.parts if type(p).admit is not Part.admit]
@@ -96,7 +112,10 @@ def enrol(server: Server, transport: Transport, clients: Iterable[str], observer
 
 
 def add_to_roster(server: Server, enrolments: Iterable[Update]) -> None:
-    """Put clients on the roster, which is replaced, never edited."""
+    """Add clients to the roster, without their tensors.
+
+    The roster is replaced and never edited, so the record can tell by identity that it changed.
+    """
     server.roster = server.roster | {
         u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts)
         for u in enrolments
@@ -104,7 +123,10 @@ def add_to_roster(server: Server, enrolments: Iterable[Update]) -> None:
 
 
 def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -> None:
-    """Between rounds: ask the clients that were lost in their enrolment once more."""
+    """Between rounds: ask the clients whose enrolment was lost to enrol now.
+
+    That may fail again without consequence (``at_least=0``); they are asked before every round.
+    """
     late = [
         server.broadcast("enrol", c)
         for c in (server.sites if len(server.sites) > len(server.roster) else ())
@@ -115,23 +137,38 @@ def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -
 
 
 def play_round(server: Server, transport: Transport, observer: Observer) -> list[Update]:
-    """One round, the same for every method and every transport; the replies come back.
+    """Run one federated round, the same for every method and transport; returns the updates.
 
-    Where nobody asks for all replies at once they are summed as they arrive, and come back without
-    their tensors: memory does not grow with the cohort.
+    The order of a round:
+
+    1. Clients that have not enrolled yet are asked again, then the round number is increased.
+    2. The cohort is drawn, and parts negotiate with it (key exchange and the like).
+    3. Each client of the cohort gets the model and the parts' payloads, trains, and replies.
+    4. Replies are aggregated, either while they arrive or when all are there (see below).
+    5. With ``bn=recompute`` the participants estimate BatchNorm statistics of the new model.
+    6. Parts refine the model at the server; ``server.aggregated`` is the model before that.
+
+    If only a weighted sum of the replies is needed (:func:`streams`), each reply is added to a
+    running sum as it arrives and comes back without its tensors: memory does not grow with the
+    cohort. Otherwise all replies are kept, copied from the transport's memory into a reply stack,
+    and pass through ``decode`` (last part first, undoing ``encode``), ``merge``, the aggregator and
+    ``personal``, in that order.
     """
-    enrol_latecomers(server, transport, observer)  # before the round: it is to find their state
+    # Before the round number increases: training reads only state that is older than its round,
+    # and it has to find what enrolment saved.
+    enrol_latecomers(server, transport, observer)
     server.round += 1
     method, scenario = server.method, server.scenario
     cohort = scenario.cohort(server.seed, server.round, list(server.roster))
     cohort = negotiate(server, transport, cohort, observer)
+    # A generator: nothing is sent until it is iterated, below, under the server's own seed.
     replies = exchange(server, transport, "train", cohort, observer)
     server.participants = len(cohort)
     with seeds.fork(server.seed, server.round, "server"):
         if streams(server):
             updates = merge_arriving(server, replies, cohort)
         else:
-            updates = [*map(ReplyStack(len(cohort)).keep, replies)]
+            updates = [*map(ReplyStack(len(cohort)).keep, replies)]  # copies borrowed tensors
             server.participants = len(updates)
             seen: Sequence[Update] = updates
             for part in reversed(method.parts):
@@ -155,7 +192,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
 def negotiate(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> list[str]:
-    """What the parts have to settle with a cohort before its mail; who goes on."""
+    """Let every part exchange messages with the cohort before training; returns who takes part."""
     for part in server.method.parts:
         cohort = part.negotiate(
             server, cohort, partial(exchange_payloads, server, transport, observer, part)
@@ -164,9 +201,13 @@ def negotiate(
 
 
 def streams(server: Server) -> bool:
-    """Whether a round needs no more of the replies than their running sum."""
+    """Whether the round needs nothing from the replies but their weighted sum.
+
+    Not so if a part reads all updates, the rule is not a plain sum, entries are personal, or an
+    analysis looks at single updates.
+    """
     return (
-        server.policy.on_loss != "skip"  # the weights are known ahead only if everybody answers
+        server.policy.on_loss != "skip"  # weights can be computed ahead only if all will reply
         and server.method.streams
         and server.method.aggregate.streams(server)
         and not server.keys(Scope.PERSONAL)
@@ -175,7 +216,12 @@ def streams(server: Server) -> bool:
 
 
 def merge_arriving(server: Server, replies: Iterator[Update], cohort: list[str]) -> list[Update]:
-    """Aggregate replies while they arrive, in place; what is left of them is scalars."""
+    """Aggregate replies while they arrive, into ``server.shared``; returns their scalars.
+
+    ``expected`` lists the roster in the order in which replies are yielded, because the weights are
+    computed from it before the first reply is there. A borrowed reply is used at once and never
+    kept, so nothing is copied.
+    """
     expected = sorted((server.roster[c] for c in cohort), key=lambda u: (-u.examples, u.client))
     seen: list[Update] = []
 
@@ -191,7 +237,10 @@ def merge_arriving(server: Server, replies: Iterator[Update], cohort: list[str])
 def recompute_statistics(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> None:
-    """BatchNorm statistics of the aggregated model, averaged over the participants' estimates."""
+    """Replace BatchNorm statistics by the weighted mean of the participants' own estimates.
+
+    They are estimated with the aggregated weights, on each participant's training inputs.
+    """
     if not server.statistics:
         return
     updates = collect(server, transport, "statistics", cohort, observer)

@@ -1,4 +1,10 @@
-"""Child processes, and the caller's script: they run it again only if they need something in it."""
+"""Whether child processes run the caller's script again, and what to say when that fails.
+
+The worker pool and ``compare`` start their processes inside :func:`without_script`. A child must
+never repeat the caller's experiment: Python makes a spawned process import the parent's main script
+to find classes defined there, and a script without ``if __name__ == "__main__"`` would start
+everything once more.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +19,33 @@ from fedshift.core.registry import BACKBONES, METHODS, SCENARIOS
 from fedshift.data.registry import DATASETS
 
 REGISTRIES = (METHODS, BACKBONES, SCENARIOS, DATASETS)
-PLUGIN = "fedshift_plugin_"  # what the modules of FEDSHIFT_PLUGINS are called
+PLUGIN = "fedshift_plugin_"  # prefix of the modules that FEDSHIFT_PLUGINS loads
 
 
 def needs_script(*sent: object) -> bool:
-    """Whether something is registered where no child looks, or is an object of the script's."""
-    strange = (
+    """Whether a child cannot do without the caller's script.
+
+    It cannot if the script has registered a method, backbone, scenario or data set that neither the
+    package nor a plug-in defines, or if an object in ``sent`` pickles as a class or function of
+    ``__main__``. In all other cases a child finds everything by import.
+    """
+    from_script = (
         entry
         for registry in REGISTRIES
         for entry in registry.entries().values()
         if not entry.build.__module__.startswith((registry.package, PLUGIN))
     )
-    return any(strange) or any(b"__main__" in bytes(ForkingPickler.dumps(item)) for item in sent)
+    return any(from_script) or any(
+        b"__main__" in bytes(ForkingPickler.dumps(item)) for item in sent
+    )
 
 
 @contextmanager
 def without_script(*, unless: bool) -> Iterator[None]:
-    """Start processes inside: they do not run the caller's script, ``unless`` they need it.
+    """Start processes inside this block: they skip the caller's script, ``unless`` they need it.
 
-    Python would have every new process import the script, and one without the usual
-    ``if __name__ == "__main__"`` would start everything once more.
+    A spawned process learns from ``__main__.__file__`` and ``__main__.__spec__`` what to import.
+    Both are None inside the block and restored afterwards.
     """
     script = vars(sys.modules["__main__"])
     kept: dict[str, Any] = {
@@ -46,13 +59,17 @@ def without_script(*, unless: bool) -> Iterator[None]:
 
 
 def end_if_repeated() -> None:
-    """End a child that came here by running its parent's script; the parent tells the reason."""
+    """End a child that got here by running its parent's script; the parent reports the reason.
+
+    Called before any process is started. The child is still importing the script at that point,
+    which ``multiprocessing`` marks by ``_inheriting``.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)
 
 
 def why_ended(*, needed_script: bool) -> str:
-    """What to do about a process that ended by itself."""
+    """What a user can do about a child process that ended unexpectedly, for the error message."""
     if not needed_script:
         return "memory may have run out: try fewer workers"
     return (

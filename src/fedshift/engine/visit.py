@@ -1,4 +1,9 @@
-"""The client's half of a round: what a part sees there, and one visit from mail to reply."""
+"""The client half of a round: handle one message at one site, from received model to reply.
+
+Every transport calls :class:`Worker` with a message and gets an update back; the parts' client
+hooks are called from here. A visit must never depend on how its message travelled, nor on an
+earlier visit except through the client's own stored state.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,12 @@ from fedshift.data.samples import Samples
 
 @dataclass
 class Worker:
-    """A resident net and everything needed to play any site's visit: one per process."""
+    """One resident net and everything needed to visit any site; there is one per process.
+
+    The net is built once and reused. A visit begins by copying every entry into it (see ``_open``),
+    so nothing of the previous visit is left and no model is allocated per client. ``entries``
+    refers to the net's own tensors and ``initial`` to a copy of them as they were before round 1.
+    """
 
     method: Method
     scenario: Scenario
@@ -53,11 +63,11 @@ class Worker:
     net: Net
     sites: Mapping[str, Site]
     store: StateStore
-    resources: dict[str, Samples] = field(default_factory=dict)  # granted data, by resource
-    label: str = "method"  # for messages
+    resources: dict[str, Samples] = field(default_factory=dict)  # allowed extra data, by resource
+    label: str = "method"  # names the method in error messages
 
     def __post_init__(self) -> None:
-        self.entries = self.net.state_dict()  # the net's own memory, whatever is loaded into it
+        self.entries = self.net.state_dict()  # the net's own tensors; a copy into them loads it
         self.named = dict(self.net.named_parameters())
         self.device = next(iter(self.entries.values())).device
         self.initial = tree.clone(self.entries)
@@ -69,13 +79,23 @@ class Worker:
         }
 
     def keys(self, scope: Scope) -> frozenset[str]:
-        """Entries that live in ``scope``."""
+        """Names of the entries whose scope is ``scope``."""
         return self._keys[scope]
 
     def visit(self, message: Broadcast) -> Update:
-        """Play one message at the site it is addressed to.
+        """Handle one message at the client it is addressed to, and return the reply.
 
-        The reply may lie in the net's own memory: the next visit overwrites it.
+        The order of a visit: read the client's stored state; copy the received and the private
+        entries into the net; carry out the task with torch's global generator seeded by (seed,
+        round, client, task); return the update.
+
+        The weights in the reply may be the net's own tensors, which saves a copy of the model per
+        visit: the server usually adds a reply to a running sum at once and never needs it again.
+        The next visit overwrites them, so whoever keeps a reply must copy it first
+        (``Update.own``); a transport declares this in its ``reply_lifetime``.
+
+        Training in round t reads the newest state older than t, so a resumed run never sees what an
+        interrupted round t has left. All other tasks also see the state of round t.
         """
         kept = self.store.load(message.client, before=message.round + (message.task != "train"))
         state = defaultdict(dict, {k: tree.to(v, self.device) for k, v in kept.items()})
@@ -87,13 +107,19 @@ class Worker:
             "score": self._score,
             "assess": self._assess,
             "donate": self._donate,
-            "talk": self._talk,  # an exchange of one part beside training
+            "talk": self._talk,  # a part's own exchange, outside training
         }
         with seeds.fork(self.seed, message.round, message.client, message.task):
             reply = tasks[message.task](client, message)
         return reply if self.device.type == "cpu" else reply.to_cpu()
 
     def _open(self, message: Broadcast, state: State) -> Client:
+        """Copy this visit's model into the net, in place, and make the ``Client`` for the hooks.
+
+        Later sources win: initial entries, then what the server sent, then the client's private
+        entries (``state["net"]``). The initial ones cover every entry, so nothing of the last visit
+        is left.
+        """
         sent = message.shared | message.personal | state.get("net", {})
         received = self.initial | tree.to(sent, self.device)
         load(self.entries, received)
@@ -112,22 +138,32 @@ class Worker:
         )
 
     def _enrol(self, client: Client, message: Broadcast) -> Update:
-        """Round 0: who the client is, and what its parts tell about its data."""
+        """Round 0: report the number of examples and each part's summary of the client's data.
+
+        The domain is reported only where the scenario allows ``domain_ids``.
+        """
         known = "domain_ids" in self.scenario.allow
-        told = tree.clone(self.method.gather(lambda part: part.enrol(client)))
+        summaries = tree.clone(self.method.gather(lambda part: part.enrol(client)))
         if kept := self._kept(client):
             self.store.save(client.id, message.round, kept)
         return Update(
             message.client,
             message.task,
             message.round,
-            payload=told,
+            payload=summaries,
             examples=client.examples,
             facts={"domain": client.site.domain} if known else {},
         )
 
     def _train(self, client: Client, message: Broadcast) -> Update:
-        """Probe, train, reply; private entries go to the client's state."""
+        """Train and reply: probe, begin, phases, finish, check, save the state, encode.
+
+        The order must hold. Parts probe the received model before anything changes it. The finite
+        check comes before the state is saved, so a visit that diverged never replaces a good state.
+        The state is saved before the update is encoded: what a channel does to the update (noise,
+        masks, compression) never reaches the client's own copy, and state written in ``encode`` is
+        not kept.
+        """
         probed = self._probe(client)
         for part in self.method.parts:
             part.begin(client)
@@ -136,7 +172,7 @@ class Worker:
             self._phase(client, phase, log)
         metrics = log.means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
-        final = tree.contiguous(self.entries)
+        final = tree.contiguous(self.entries)  # a copy only of entries that are not contiguous
         self._require_finite(client, final)
         self._remember(client, final)
         update = Update(
@@ -153,23 +189,35 @@ class Worker:
         return self.method.encode(client, update)
 
     def _uploaded(self) -> frozenset[str]:
-        """Shared entries, less the statistics that are recomputed after aggregation."""
+        """Shared entries, except BatchNorm statistics that are recomputed after aggregation."""
         skipped = batch_norm_buffers(self.net) if self.scenario.bn == "recompute" else set()
         return self.keys(Scope.SHARED) - skipped
 
     def _probe(self, client: Client) -> Tree:
-        """Every part's measurement of the received model; net and generators restored after."""
+        """Collect every part's measurement of the received model, and leave no trace of it.
+
+        A probe may train the net or draw random numbers, yet training must give the same result
+        with and without it. So the results are copied, every entry of the net is loaded again, the
+        visit's generators are dropped (each is derived anew when next used), and torch's global
+        generator is restored by ``seeds.fork``. ``client.state`` is not restored: a probe must not
+        write it.
+        """
         if not self.acting["probe"]:
             return {}
         with seeds.fork(self.seed, client.round, client.id, "probe"):
             found = self.method.gather(lambda part: part.probe(client))
         found = tree.clone(found)
         load(self.entries, client.received)
-        client._generators.clear()  # noqa: SLF001  the visit's own object
+        client._generators.clear()  # noqa: SLF001  made by this visit
         return found
 
     def _phase(self, client: Client, phase: Phase, log: Log) -> None:
-        """Run one phase in place."""
+        """Train the net for one phase, in place, and add to ``client.steps``.
+
+        If no part changes batches, losses or gradients and the only player uses the plain forward
+        pass, each batch sees exactly one forward pass. Then ``descend`` need not prevent BatchNorm
+        statistics from being updated more than once per batch (``one_forward``).
+        """
         turns = [self._turn(client, player) for player in phase.players]
         keep = self.scenario.optimiser_state == "keep"
         for turn in turns if keep else ():
@@ -182,7 +230,7 @@ class Worker:
             client.state["optimiser"] |= optimiser_state(turn)
 
     def _steps(self, client: Client, turns: Sequence[Turn]) -> int:
-        """Steps of the shared entry that moved most: players of other entries do not add up."""
+        """Steps of the shared entry that was updated most often; those of players do not add up."""
         taken: Counter[str] = Counter()
         for turn in turns:
             own = {k for k, p in turn.parameters if self.named.get(k) is p}
@@ -191,6 +239,7 @@ class Worker:
         return max(taken.values(), default=0)
 
     def _turn(self, client: Client, player: Player) -> Turn:
+        """Bind a player to this client: its parameters, forward pass, objective and optimiser."""
         optimisation = self.scenario.optimisation(client.round)
         if player.optimisation:
             optimisation = player.optimisation(optimisation)
@@ -212,13 +261,13 @@ class Worker:
         )
 
     def _extra_parameters(self, client: Client) -> Named:
-        """What the parts train beside the net, under their names."""
+        """Tensors outside the net that parts train, as ``part/key``."""
         for part in self.method.parts:
             for key, parameter in part.extra_parameters(client):
                 yield f"{part.name}/{key}", parameter
 
     def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
-        """Task loss plus every part's term, each under its name."""
+        """The task loss and every part's loss term, each under its name."""
         terms = {"task": F.cross_entropy(step.out.logits, step.y)}
         for part in self.acting["loss"]:
             term = part.loss(client, step)
@@ -227,7 +276,10 @@ class Worker:
         return terms
 
     def _batches(self, client: Client, phase: Phase) -> Iterator[Batch]:
-        """The phase's budget of batches, through every part's ``batch`` hook."""
+        """Yield the phase's batches: shuffled, augmented, and changed by every part's ``batch``.
+
+        A phase without epochs and steps of its own uses the scenario's local budget.
+        """
         epochs, steps = phase.epochs, phase.steps
         if epochs is None and steps is None:
             epochs, steps = self.scenario.epochs, self.scenario.steps
@@ -255,10 +307,11 @@ class Worker:
         return f"{self.label}, client {client.id}, round {client.round}"
 
     def _require_finite(self, client: Client, final: Tree) -> None:
+        """Raise if a trained entry is infinite or NaN, naming method, client, round and entry."""
         floats = {k: v for k, v in final.items() if v.is_floating_point()}
         found, scale = torch.zeros(1, device=self.device), torch.ones(1, device=self.device)
         torch._amp_foreach_non_finite_check_and_unscale_([*floats.values()], found, scale)
-        if not found:  # one kernel for all of them, a third of the time of their sums
+        if not found:  # one fused kernel, in a third of the time of summing every entry
             return
         bad = next((k for k, v in floats.items() if not v.isfinite().all()), "the weights")
         raise DivergedError(
@@ -266,7 +319,11 @@ class Worker:
         )
 
     def _remember(self, client: Client, final: Tree) -> None:
-        """Write the client's state, last and as one assignment."""
+        """Save the client's state in one call, after everything that can fail.
+
+        It holds what parts wrote, the private entries and, where a part or the scenario needs them,
+        the whole trained net. All are copies: ``final`` may be the net's own tensors.
+        """
         own = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
         if self.previous:
             own["previous"] = final
@@ -277,7 +334,7 @@ class Worker:
 
     @staticmethod
     def _kept(client: Client) -> dict[str, Tree]:
-        """What parts have written into the client's state."""
+        """A copy of the client's state, without empty entries."""
         return {name: tree.clone(entries) for name, entries in client.state.items() if entries}
 
     def _statistics(self, client: Client, message: Broadcast) -> Update:
@@ -288,15 +345,23 @@ class Worker:
         return Update(message.client, message.task, message.round, shared, examples=client.examples)
 
     def _score(self, client: Client, message: Broadcast) -> Update:
-        """Right answers of the client's own model on its own validation and test samples."""
+        """Score the client's own model on its own validation and test samples.
+
+        With ``scored="trained"`` that is the model as it was after the client's last training, else
+        the received model with the client's personal and private entries.
+        """
         load(self.entries, client.state.get("trained", {}))
         return self._count(message, client, client)
 
     def _assess(self, client: Client, message: Broadcast) -> Update:
-        """Right answers of the received model with this client's private entries."""
+        """Score the received model with this client's private entries, for the protocol ``global``.
+
+        Parts predict without the client (None), so nothing else of its state is used.
+        """
         return self._count(message, client, None)
 
     def _count(self, message: Broadcast, client: Client, scored_as: Client | None) -> Update:
+        """Correct predictions, samples and summed loss on the validation and test samples."""
         predict = partial(self.method.predict, self.net, client=scored_as)
         self.net.eval()
         metrics: dict[str, float] = {}
@@ -308,13 +373,14 @@ class Worker:
         )
 
     def _talk(self, client: Client, message: Broadcast) -> Update:
-        told = self.method.reply(client)
+        """Reply to the parts that sent a payload outside training."""
+        payload = self.method.reply(client)
         return Update(
-            message.client, message.task, message.round, payload=told, examples=client.examples
+            message.client, message.task, message.round, payload=payload, examples=client.examples
         )
 
     def _donate(self, client: Client, message: Broadcast) -> Update:
-        """Private entries, for scenarios that give their mean to new sites."""
+        """The client's private entries, for scenarios that give their mean to new sites."""
         own = tree.pick(client.received, self.keys(Scope.PRIVATE))
         return Update(
             message.client, message.task, message.round, personal=own, examples=client.examples

@@ -1,1 +1,1 @@
-"""Who is scored on what, and the numbers that come of it."""
+"""Evaluation: which model is scored on which samples, and the metrics computed from the counts."""

@@ -1,4 +1,9 @@
-"""Group effect: what averaging loses against the clients' own models (Sun et al., ACML 2022)."""
+"""Group effect: what averaging loses against the clients' own models (Sun et al., ACML 2022).
+
+``experiment.session`` calls it after a round if the scenario lists the analysis ``group-effect``.
+It reads the single updates of a round, so a round that is analysed keeps all its replies. It may
+use ``server.net`` as scratch memory but must never change the server's model.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ def group_effect(
 ) -> dict[str, float]:
     """TTA (Eq. 11) of this round's models in per cent, and GE (Eq. 12) = local - aggregated.
 
-    ``local`` is the mean over the round's trained models, ``aggregated`` the merged model before
-    any server phase, ``tta`` the model that the round ends with, ``group_effect_refined`` =
-    local - tta. What clients do not upload is as in the merged model, or as before round 1 where
-    the server never sees it.
+    ``local`` is the mean over the round's trained models, ``aggregated`` the aggregated model
+    before any server phase, ``tta`` the model at the end of the round, ``group_effect_refined`` =
+    local - tta. Entries that clients do not upload are taken from the aggregated model, or have
+    their initial values if the server never sees them.
     """
     merged = server.initial | server.aggregated
     own = [target_accuracy(server, federation, merged | u.shared | u.personal) for u in updates]
@@ -39,7 +44,7 @@ def group_effect(
 
 
 def target_accuracy(server: Server, federation: Federation, model: Tree) -> float:
-    """Per cent of the unseen domain's test samples that ``model`` gets right."""
+    """Accuracy of ``model`` on the unseen domain's test samples, in per cent."""
     assert federation.unseen is not None
     load(server.net, model)
     server.net.eval()

@@ -1,4 +1,8 @@
-"""Numbers from counts: per client, per domain, and the four that tables print."""
+"""From counts of correct predictions to metrics: per client, per domain, and the four in tables.
+
+``evaluate.protocols`` makes them, results and reports read them. They are plain numbers: nothing
+here may look at a model, a method or a scenario.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,27 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Count:
-    """One model on one set of samples."""
+    """Correct predictions and summed loss of one model on one set of samples."""
 
-    name: str  # of the client, or of the domain itself
+    name: str  # of the client, or of the domain if the server scored it
     domain: str
     right: float
     count: float
     loss: float
-    weight: float  # in ALL: training samples of a client, test samples of a domain
+    weight: float  # in ``all``: training samples of a client, or scored samples of a domain
 
     @property
     def accuracy(self) -> float:
-        """Per cent."""
+        """Accuracy in per cent."""
         return 100.0 * self.right / self.count
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Accuracies in per cent.
+    """Accuracies in per cent under one protocol, on one split.
 
-    ``avg`` is the mean over domains, ``std`` their sample deviation (ddof = 1), ``all`` the
-    weighted mean over clients (or domains), ``worst`` the lowest client (or domain).
+    ``avg`` is the mean over domains, ``std`` their sample standard deviation (ddof = 1), ``all``
+    the weighted mean over clients (or domains), ``worst`` the lowest client (or domain).
     """
 
     avg: float
@@ -43,7 +47,7 @@ class Metrics:
 
     @classmethod
     def of(cls, counts: Sequence[Count]) -> Self:
-        """Metrics of the models counted; a domain is the mean of its clients."""
+        """Metrics from counts; the accuracy of a domain is the mean over its clients."""
         domains = {
             d: statistics.fmean(c.accuracy for c in counts if c.domain == d)
             for d in dict.fromkeys(c.domain for c in counts)
@@ -60,7 +64,7 @@ class Metrics:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain JSON values."""
         return asdict(self)
 
     @classmethod

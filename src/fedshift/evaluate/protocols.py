@@ -1,4 +1,16 @@
-"""Who is scored on what: own-domain personal, global on every domain, unseen, unseen-adapted."""
+"""Evaluation protocols: which model is scored, on which samples, and where.
+
+- ``personal``: each client's own model on the test samples of its own domains, at the client.
+- ``global``: one model for everybody (:func:`assemble`) on every training domain, at the server.
+  If a part declares ``scored_at_sites``, each site scores the received model with its own private
+  entries instead, and a domain's accuracy is the mean over its sites.
+- ``unseen``: the same one model on a domain that no client holds, at the server.
+- ``unseen-adapted``: the same after the parts have adapted it to unlabelled inputs of that domain.
+
+``experiment.session`` calls :func:`evaluate` after a round, or its two halves where scoring at the
+sites is piggybacked on the next round. Evaluation must never change the run: no model, no state and
+no random number of training may depend on whether a round was scored.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +35,10 @@ Scored = dict[str, dict[str, Metrics]]  # protocol -> "val" and "test"
 def evaluate(
     server: Server, transport: Transport, federation: Federation, observer: Observer
 ) -> Scored:
-    """Every protocol of the scenario on the current model; deterministic, leaves no trace.
+    """Score the current model under every protocol of the scenario; changes nothing.
 
-    ``global`` asks the clients of each domain where a part keeps its entries at home: the received
-    model with each client's own entries, averaged over the domain's clients.
-    A protocol without an answer (``global`` for a method with private entries of which the
-    scenario gives a new site none) is left out.
+    A protocol is left out if the method has no model for it: ``global`` and the unseen ones need a
+    model for a new site, and private entries may have none (``private_at_new_site``).
     """
     out = at_server(server, transport, federation, observer)
     for name, task in at_sites(server).items():
@@ -38,7 +48,7 @@ def evaluate(
 
 
 def at_sites(server: Server) -> dict[str, Task]:
-    """Protocols that the sites count for themselves, each with the task that asks them to."""
+    """The protocols that are scored at the sites, each with the task that requests it."""
     wanted = server.scenario.protocols
     out: dict[str, Task] = {"personal": "score"} if "personal" in wanted else {}
     if "global" in wanted and any(d.scored_at_sites for d in server.method.declared):
@@ -49,7 +59,10 @@ def at_sites(server: Server) -> dict[str, Task]:
 def at_server(
     server: Server, transport: Transport, federation: Federation, observer: Observer
 ) -> Scored:
-    """The other protocols, which look at one model."""
+    """The protocols that are scored at the server, all with one assembled model.
+
+    ``server.net`` is scratch memory here; modules that were skipped in it are enabled again.
+    """
     if not set(server.scenario.protocols) - {"personal"} - at_sites(server).keys():
         return {}
     model = assemble(server, transport, observer)
@@ -59,7 +72,10 @@ def at_server(
 
 
 def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics]:
-    """Each client's own model on its own samples; the client did the counting."""
+    """Metrics from the counts that the clients reported.
+
+    Clients are put in the order of the federation, so that domains appear as in the scenario.
+    """
     order = {client: i for i, client in enumerate(federation.sites)}  # domains as the scenario's
     out = {}
     for split in ("val", "test"):
@@ -79,7 +95,13 @@ def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics
 
 
 def assemble(server: Server, transport: Transport, observer: Observer) -> Tree | None:
-    """One model for everybody: shared entries, mean of the personal ones, granted private ones."""
+    """One model for everybody: shared entries, the mean of personal ones, and allowed private ones.
+
+    What replaces the private entries, which the server does not have, is up to the scenario's
+    ``private_at_new_site``: nothing (``refuse``: there is no such model, None), the net without the
+    modules they belong to (``none``), their initial values (``initial``), or the mean over all
+    clients, which then have to send them (``mean``).
+    """
     clients = sorted(server.roster)
     trees = (server.personal_of(c) for c in clients)
     model = server.shared | weighted_mean(trees, Uniform()(server, list(server.roster.values())))
@@ -97,7 +119,10 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
 
 
 def leave_out_necks(net: Net, private: Set[str]) -> bool:
-    """Let ``net`` skip what parts added and keep private; False if more than that is private."""
+    """Let ``net`` skip the modules that parts added and whose entries are private, in place.
+
+    False if other entries are private too: without them the net cannot run.
+    """
     if any(not key.startswith("extra.") for key in private):
         return False
     net.skipped = frozenset(key.split(".")[1] for key in private)
@@ -105,7 +130,12 @@ def leave_out_necks(net: Net, private: Set[str]) -> bool:
 
 
 def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
-    """The model on every training domain, and on the unseen one as it is and adapted."""
+    """Score one model on every training domain, and on the unseen one before and after adaptation.
+
+    Validation metrics are always those of the training domains, also for the unseen protocols: the
+    choice of a round must never look at the unseen domain. Adaptation changes ``server.net`` in
+    place and therefore comes last. Without a part that adapts, both unseen protocols are equal.
+    """
     wanted = server.scenario.protocols
     load(server.net, model)
     seen = {"val": count_domains(server, federation.domains, "val")}
@@ -125,14 +155,14 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
 
 
 def adapt(server: Server, unlabelled: Samples) -> None:
-    """Let every part fit ``server.net``, in place, to a new site's inputs."""
+    """Let every part adapt ``server.net``, in place, to the unlabelled inputs of a new site."""
     with seeds.fork(server.seed, server.round, "adapt"):
         for part in server.method.parts:
             part.adapt(server.net, unlabelled)
 
 
 def count_domains(server: Server, domains: Mapping[str, Splits], split: str) -> Metrics:
-    """What ``server.net`` gets right in each domain."""
+    """Metrics of ``server.net`` on one split of each domain."""
     server.net.eval()
     predict = partial(server.method.predict, server.net, client=None)
     counts = []

@@ -1,1 +1,4 @@
-"""From words to results: one run, many runs side by side, and who listens to them."""
+"""From a method's name to results: one run, many runs side by side, and their progress.
+
+This is what users and the command line call; it never decides what a round computes.
+"""

@@ -1,4 +1,9 @@
-"""Methods x scenarios x seeds: skips what is done, survives what fails, runs side by side."""
+"""Compare methods x scenarios x seeds: skip finished runs, survive divergence, run in parallel.
+
+Users and the command line call :func:`compare`. Several runs are executed side by side, one process
+each; a single run gets all processes for its clients. How many processes there are must never
+change a number.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +40,14 @@ from fedshift.runs.record import Row
 
 @dataclass(frozen=True)
 class Job:
-    """One run to play, or to read if it is done."""
+    """One run to execute, or to read if it is finished."""
 
     config: RunConfig
     method: Method
     path: Path | None
 
 
-def compare(  # noqa: PLR0913  by keyword
+def compare(  # noqa: PLR0913  every choice by keyword
     methods: Sequence[str | Method],
     scenarios: Sequence[str | Scenario] = ("digits",),
     *,
@@ -58,13 +63,13 @@ def compare(  # noqa: PLR0913  by keyword
     Args:
         methods: expressions such as ``"fedprox[mu=0.1]"`` or ``"fedavg + mixup"``, or methods.
         scenarios: names or scenarios.
-        seeds: one run each.
-        out: folder of run directories; runs that are finished there are not played again, those
-            that are not are continued.
-        workers: processes; None takes one per core. Several runs are played side by side, one
-            process each; a single run has its clients visited by that many.
-        watch: makes a listener for each run, in place of what is shown by default.
-        quiet: shows no progress.
+        seeds: one run per seed.
+        out: folder of run directories; finished runs in it are read and not repeated, unfinished
+            ones are continued.
+        workers: number of processes; None takes one per core. Several runs are executed side by
+            side, one process each; a single run uses the processes to visit its clients.
+        watch: makes a listener for each run, in place of the default display.
+        quiet: show no progress.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     jobs = plan(methods, [find_scenario(s, **changes) for s in scenarios], seeds, out)
@@ -88,7 +93,7 @@ def plan(
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> list[Job]:
-    """All runs, each checked before the first one starts; equal runs appear once."""
+    """List all runs and check each before the first one starts; equal runs appear once."""
     jobs: dict[str, Job] = {}
     for scenario in scenarios:
         clients = len(federate(scenario, seeds[0]).sites)
@@ -102,7 +107,7 @@ def plan(
 
 
 def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
-    """Play one run; divergence is a result of a comparison, not its end."""
+    """Execute one run; divergence is a result of the comparison and does not end it."""
     options = Options(resume=True, transport="auto", listener=listener, workers=workers)
     try:
         return execute(job.config, job.method, job.path, options)
@@ -113,6 +118,7 @@ def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Fail
 def _one_by_one(
     jobs: Sequence[Job], watch: Watch, workers: int
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
+    """Execute the runs one after another from this process, each with all the workers."""
     for job in jobs:
         yield job, _attempt(job, watch(job.config), workers)
 
@@ -120,7 +126,15 @@ def _one_by_one(
 def _side_by_side(
     jobs: Sequence[Job], watch: Watch, workers: int
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
-    """Whole runs in processes of one thread each; what they report is heard here."""
+    """Execute whole runs in worker processes of one torch thread; yields them as they finish.
+
+    Progress and results take different routes. A result is the return value of its task. Progress
+    is put on a queue by each worker's :class:`Speaker`, and a thread here (:func:`_relay`) passes
+    it to the listeners, since bars and notebook cells can be drawn by this process only.
+
+    Processes are spawned rather than forked, because a fork of a process with torch threads may
+    hang. The executor starts them inside ``submit``; hence ``without_script`` encloses those calls.
+    """
     end_if_repeated()
     needed = needs_script(jobs)
     context = multiprocessing.get_context("spawn")
@@ -144,7 +158,11 @@ def _side_by_side(
 
 @contextmanager
 def _relay(queue: Queue[Any], listeners: dict[str, Listener]) -> Iterator[None]:
-    """Hand messages from the processes to the listeners here."""
+    """Pass progress reports from the queue to the listeners, in a thread, while the block runs.
+
+    A None on the queue ends the thread. It is put there after the worker processes have ended, so
+    every report has been passed on when the block is left.
+    """
 
     def pump() -> None:
         while (item := queue.get()) is not None:
@@ -160,49 +178,50 @@ def _relay(queue: Queue[Any], listeners: dict[str, Listener]) -> Iterator[None]:
         thread.join()
 
 
-_QUEUE: Queue[Any] | None = None  # of this worker process, set once when it starts
+_QUEUE: Queue[Any] | None = None  # to the parent; set once, when a worker process starts
 
 
 def _set_up(queue: Queue[Any]) -> None:
-    """A worker process begins."""
-    global _QUEUE  # noqa: PLW0603  an executor hands a process its queue only this way
+    """Initialise a worker process: its queue, one torch thread, process settings."""
+    global _QUEUE  # noqa: PLW0603  a queue can reach an executor's process only by initialiser
     _QUEUE = queue
     torch.set_num_threads(1)
     tune_process()
 
 
 def _attempt_remotely(job: Job) -> RunResult | Failure:
-    """In a worker process."""
-    return _attempt(job, Speaker(job.config.name))
+    """Execute one run in a worker process."""
+    return _attempt(job, QueueListener(job.config.name))
 
 
-class Speaker(Listener):
-    """Sends what it hears to the parent process."""
+class QueueListener(Listener):
+    """A listener in a worker process that puts every call on the queue to the parent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def _say(self, hook: str, *args: Any) -> None:
+    def _forward(self, hook: str, *args: Any) -> None:
+        """Put the hook's name and arguments on the queue, under the name of the run."""
         if _QUEUE is not None:
             _QUEUE.put((self.name, hook, args))
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Before the first round that is played."""
-        self._say("started", config, clients, first_round)
+        """Forward the start of a run."""
+        self._forward("started", config, clients, first_round)
 
     def replied(self, update: Update) -> None:
-        """A client has answered; its tensors stay here."""
+        """Forward a reply without its tensors, which stay in this process."""
         short = Update(update.client, update.task, update.round, metrics=update.metrics)
-        self._say("replied", short)
+        self._forward("replied", short)
 
     def lost(self, lost: Lost) -> None:
-        """A client has not answered, or its answer was refused."""
-        self._say("lost", lost)
+        """Forward a loss."""
+        self._forward("lost", lost)
 
     def round_done(self, row: Row) -> None:
-        """A round is on disk."""
-        self._say("round_done", row)
+        """Forward the row of a committed round."""
+        self._forward("round_done", row)
 
     def finished(self, result: RunResult) -> None:
-        """The summary is on disk."""
-        self._say("finished", result)
+        """Forward the result."""
+        self._forward("finished", result)

@@ -1,7 +1,7 @@
-"""Who hears what a run does: progress bars, logs, and processes that relay it to their parent.
+"""Listeners: how progress bars, logs and parent processes learn what a run is doing.
 
-A session calls the hooks of one :class:`Listener`; the default is silent. A listener must never
-change a run: what it raises ends it.
+A session calls the hooks of one :class:`Listener`; the default does nothing. A listener must never
+change a run, and an exception that it raises ends the run.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from fedshift.runs.record import Row
 
 
 class Listener:
-    """Hears what a run does; the default is silent."""
+    """Hooks that a session calls while a run is under way; the default does nothing."""
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Before the first round that is played."""
+        """Before the first round of this process; a resumed run does not begin at round 1."""
 
     def replied(self, update: Update) -> None:
-        """A client has answered."""
+        """A client has replied, to training or to any other task."""
 
     def lost(self, lost: Lost) -> None:
-        """A client has not answered, or its answer was refused."""
+        """A client has not replied, or its reply was rejected."""
 
     def round_done(self, row: Row) -> None:
-        """A round is on disk."""
+        """A round has been committed; ``row`` is its line of the metrics."""
 
     def finished(self, result: RunResult) -> None:
-        """The summary is on disk."""
+        """All rounds are done and the summary has been written."""
 
 
 class LogListener(Listener):
@@ -43,28 +43,28 @@ class LogListener(Listener):
         self.began = time.monotonic()
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Before the first round that is played."""
+        """Log method, scenario, number of clients and first round."""
         self.label, self.rounds = config.label, config.scenario.rounds
         where = config.scenario_label
         log.info("%s in %s: %s clients, from round %s", self.label, where, clients, first_round)
 
     def lost(self, lost: Lost) -> None:
-        """A client has not answered, or its answer was refused."""
+        """Log a warning: who was lost, when and why."""
         log.warning("%s", describe_loss(lost))
 
     def round_done(self, row: Row) -> None:
-        """A round is on disk."""
+        """Log losses and accuracies of the round, and the time since the start."""
         spent = time.monotonic() - self.began
         head = f"{self.label}: round {row['round']} of {self.rounds}"
         log.info("%s  %s  %.0f s", head, describe_round(row), spent)
 
     def finished(self, result: RunResult) -> None:
-        """The summary is on disk."""
+        """Log the result."""
         log.info("finished: %r", result)
 
 
 def describe_round(row: Row) -> str:
-    """Losses by name, then test accuracies by protocol."""
+    """One line of text: losses by name, then test accuracies by protocol."""
     losses = [f"{name} {value:.3f}" for name, value in row["losses"].items()]
     scores = [f"{name} {v['test']['avg']:.1f}" for name, v in row.get("scores", {}).items()]
     return "  ".join(losses + scores)

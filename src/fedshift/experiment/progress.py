@@ -1,7 +1,8 @@
 """Live progress of runs: rounds, clients, losses by name, accuracy, time left.
 
 ``run`` and ``compare`` show it by default: bars on a terminal, a table that updates itself in a
-notebook, lines in the log ``fedshift`` elsewhere. The command line uses the same bars.
+notebook, lines in the log ``fedshift`` elsewhere. The command line uses the same bars. Progress
+goes to stderr or to a notebook's cell, never to stdout, which belongs to results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REFRESH = 0.2  # seconds between two updates of a notebook's cell
 
 @contextmanager
 def watching(*, quiet: bool) -> Iterator[Watch]:
-    """What shows progress where this process runs; silent if ``quiet``."""
+    """Provide the listener factory that suits this process; nothing is shown if ``quiet``."""
     if quiet:
         yield lambda _config: Listener()
     elif in_notebook():
@@ -57,7 +58,7 @@ def in_notebook() -> bool:
 
 
 class ProgressBoard:
-    """One line per run; plain lines now and then where the output is not a terminal."""
+    """Progress bars, one per run; about ten plain lines per run where there is no terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet)
@@ -86,12 +87,12 @@ class ProgressBoard:
         self.progress.stop()
 
     def watch(self, config: RunConfig) -> Listener:
-        """The line of one run."""
+        """A listener that draws the bar of one run."""
         return BoardLine(self, config)
 
 
 class BoardLine(Listener):
-    """Draws one run on a board."""
+    """Draws one run as a bar of a :class:`ProgressBoard`."""
 
     def __init__(self, board: ProgressBoard, config: RunConfig) -> None:
         self.board, self.config = board, config
@@ -101,32 +102,32 @@ class BoardLine(Listener):
         self.text = "waiting"
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Before the first round that is played."""
+        """Add the bar, at the round where the run continues."""
         self.clients = config.scenario.cohort_size(clients)
         self.task = self.board.progress.add_task(
             self.title, total=config.scenario.rounds, completed=first_round - 1, state="starting"
         )
 
     def replied(self, update: Update) -> None:
-        """A client has answered."""
+        """Count the clients that have trained in this round."""
         if update.task == "train" and self.task is not None:
             self.visited += 1
             state = f"{self.visited:>2}/{self.clients} clients  {self.text}"
             self.board.progress.update(self.task, state=state)
 
     def lost(self, lost: Lost) -> None:
-        """A client has not answered: a line of its own, on a terminal as in a log."""
+        """Print the loss on a line of its own, with or without a terminal."""
         self._print(describe_loss(lost))
 
     def round_done(self, row: Row) -> None:
-        """A round is on disk."""
+        """Advance the bar and show the round's losses and accuracies."""
         self.visited, self.text = 0, describe_round(row)
         if self.task is not None:
             self.board.progress.update(self.task, completed=row["round"], state=self.text)
         self._plainly(row["round"])
 
     def _plainly(self, round_: int) -> None:
-        """Ten lines per run for logs and pipes."""
+        """About ten lines per run, for logs and pipes."""
         total = self.config.scenario.rounds
         due = round_ == total or round_ % max(1, total // 10) == 0
         if due and not self.board.console.is_terminal:
@@ -136,7 +137,7 @@ class BoardLine(Listener):
         self.board.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def finished(self, result: RunResult) -> None:
-        """The summary is on disk."""
+        """Fill the bar."""
         if self.task is not None:
             self.board.progress.update(self.task, completed=result.config.scenario.rounds)
 
@@ -144,7 +145,7 @@ class BoardLine(Listener):
 class NotebookTable:
     """One row per run in the output of a notebook's cell, updated in place.
 
-    IPython alone is enough; neither rich's nor tqdm's bars show there without ipywidgets.
+    It needs IPython only; the bars of rich and tqdm would also need ipywidgets.
     """
 
     def __init__(self) -> None:
@@ -153,11 +154,11 @@ class NotebookTable:
         self.handle: Any = None
 
     def watch(self, config: RunConfig) -> Listener:
-        """The row of one run."""
+        """A listener that draws the row of one run."""
         return NotebookRow(self, config)
 
     def update(self, name: str, row: tuple[str, int, int, str], *, now: bool = False) -> None:
-        """Put a run's row; the cell follows a few times a second, or ``now``."""
+        """Set a run's row; redraws at most every ``REFRESH`` seconds, or at once if ``now``."""
         self.rows[name] = row
         if not now and time.monotonic() - self.shown < REFRESH:
             return
@@ -170,7 +171,7 @@ class NotebookTable:
             self.handle.update(HTML(self.html()))
 
     def html(self) -> str:
-        """The table as it stands."""
+        """The table with its current rows."""
         lines = [
             f"<tr><td>{escape(title)}</td><td><progress value='{done}' max='{of}'></progress></td>"
             f"<td>{done}/{of}</td><td>{escape(text)}</td></tr>"
@@ -180,28 +181,28 @@ class NotebookTable:
 
 
 class NotebookRow(Listener):
-    """Draws one run in a notebook."""
+    """Draws one run as a row of a :class:`NotebookTable`."""
 
     def __init__(self, table: NotebookTable, config: RunConfig) -> None:
         self.table, self.name = table, config.name
         self.title, self.rounds = title_of(config), config.scenario.rounds
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Before the first round that is played."""
+        """Show the row before the first round."""
         text = f"{clients} clients"
         self.table.update(config.name, (self.title, first_round - 1, self.rounds, text), now=True)
 
     def lost(self, lost: Lost) -> None:
-        """A client has not answered."""
+        """Log the loss as a warning; the table has no place for it."""
         LogListener().lost(lost)
 
     def round_done(self, row: Row) -> None:
-        """A round is on disk."""
+        """Advance the row; the last round is always drawn."""
         last = row["round"] == self.rounds
         entry = (self.title, row["round"], self.rounds, describe_round(row))
         self.table.update(self.name, entry, now=last)
 
 
 def title_of(config: RunConfig) -> str:
-    """Method, scenario and seed."""
+    """Method, scenario and seed of a run, as its line is called."""
     return f"{config.label} · {config.scenario.name} · seed {config.seed}"

@@ -1,7 +1,8 @@
-"""One run from Python: configure, play or resume, return the result.
+"""One run from Python: configure it, execute or resume it, return the result.
 
-``run`` is what users call, ``execute`` what the command line and comparisons call with a
-configuration that is complete. Neither knows how a round is played (``session``).
+Users call :func:`run`; the command line and comparisons call :func:`execute` with a complete
+configuration. The rounds themselves are up to ``experiment.session``. A finished run in the output
+folder must never be repeated or overwritten: it is read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedshift.runs.run_file import RunFile, read_run_file
 from fedshift.transports import TRANSPORTS
 
 
-def run(  # noqa: PLR0913  the whole of a run, by keyword
+def run(  # noqa: PLR0913  every choice of a run, by keyword
     method: str | Method,
     scenario: str | Scenario = "digits",
     *,
@@ -51,20 +52,20 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
     Args:
         method: an expression such as ``"fedavg + mixup"``, or a :class:`Method`.
         scenario: a scenario's name, or a :class:`Scenario`.
-        seed: of initialisation, partition, cohorts and batches.
+        seed: seed of initialisation, partition, cohorts and batches.
         settings: hyper-parameters of the method, ``{"mu": 0.1}``.
         without: parts to leave out.
         out: the run directory; None keeps everything in memory.
         resume: continue an unfinished run in ``out``.
         transport: ``inprocess``, ``pool`` (worker processes, the same numbers; a script that
             defines parts or data of its own needs the usual ``if __name__ == "__main__"``),
-            ``auto`` (a pool if it has two workers) or ``wire`` (for tests).
-        workers: processes of the pool; None takes one per core.
-        compute: device, memory layout and compilation; by default the processor.
-        listener: hears of progress in place of what is shown by default.
+            ``auto`` (a pool if there are at least two workers) or ``wire`` (for tests).
+        workers: number of processes of the pool; None takes one per core.
+        compute: device, memory layout and compilation; by default the CPU.
+        listener: receives progress reports in place of the default display.
         policy: what to do when a site is lost, ``Policy(on_loss="skip", min_sites=3)``.
-        quiet: shows no progress. By default a terminal gets bars, a notebook a table that
-            updates itself, and the log ``fedshift`` a line per round elsewhere.
+        quiet: show no progress. By default a terminal gets bars, a notebook a table that
+            updates itself, and elsewhere the log ``fedshift`` a line per round.
         **changes: other values of the scenario, ``rounds=10, lr=0.1``.
     """
     config, whole = configure(
@@ -88,11 +89,11 @@ def run(  # noqa: PLR0913  the whole of a run, by keyword
 
 
 def run_file(path: Path | str, **options: Any) -> RunResult:
-    """Play a run file, such as the ``experiment.toml`` of a run directory.
+    """Execute a run file, such as the ``experiment.toml`` of a run directory.
 
     Args:
         path: the file, or a run directory.
-        **options: what :func:`run` takes beside method and scenario (``out``, ``transport``,
+        **options: arguments of :func:`run` other than method and scenario (``out``, ``transport``,
             ``quiet``, ...); ``seed``, ``settings`` and values of the scenario replace the file's.
     """
     file = read_run_file(Path(path))
@@ -106,7 +107,7 @@ def run_file(path: Path | str, **options: Any) -> RunResult:
 
 
 def method_of(file: RunFile, source: str) -> str:
-    """The method's expression; one that was a Python object has none."""
+    """The method's expression; raises if the method was given as a Python object."""
     if not file.replayable:
         raise ConfigError(
             f"the method of {source} was a Python object; give it again with "
@@ -116,7 +117,7 @@ def method_of(file: RunFile, source: str) -> str:
 
 
 def scenario_of(file: RunFile) -> Scenario:
-    """The scenario of a run file: by name, by name with changes, or complete."""
+    """The scenario of a run file: a name, a name with changes, or a complete table."""
     if isinstance(file.scenario, str):
         return scenario_from(file.scenario, file.scale, list(file.allow), {})
     table = dict(file.scenario)
@@ -132,7 +133,10 @@ def scenario_of(file: RunFile) -> Scenario:
 def execute(
     config: RunConfig, method: Method, path: Path | None, options: Options | None = None
 ) -> RunResult:
-    """Play a configured run; what is already finished in ``path`` is read, not played again."""
+    """Execute a configured run; a run that is already finished in ``path`` is read instead.
+
+    The folder is locked meanwhile, so that two processes never write the same run.
+    """
     options = options or Options()
     if isinstance(options.transport, str) and options.transport not in {*TRANSPORTS, "auto"}:
         raise UnknownNameError.of("transport", options.transport, {*TRANSPORTS, "auto"})

@@ -1,7 +1,8 @@
-"""The scenario that somebody asks for: a name, a scale, other values.
+"""Find the scenario that a user asks for by name, scale and changed values.
 
-``find_scenario`` is for Python, ``scenario_from`` for words (command lines, run files, Flower
-apps), where values are text and reach into nested options by ``partition.alpha=0.1``.
+Python callers use :func:`find_scenario`; the command line, run files and Flower apps use
+:func:`scenario_from`, where values are text and ``partition.alpha=0.1`` sets a nested option. An
+unknown name or option must be an error, never ignored.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from fedshift.core.scenario import Scenario, one_line
 from fedshift.data.dealing.splits import Random
 from fedshift.data.library.loaded import datasets, load
 
-NESTED = ("partition", "split", "unseen_split")  # values that have values of their own
+NESTED = ("partition", "split", "unseen_split")  # options that have options of their own
 
 
 def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
-    """A scenario by name, with other values where given (None leaves a value alone).
+    """A scenario by name, with the given values changed (None leaves a value as it is).
 
-    ``scale`` is ``laptop`` (default) or ``paper``, for the scenarios of papers. A dataset's name is
-    a scenario too: one client per domain.
+    ``scale`` is ``laptop`` (default) or ``paper``, for the scenarios of papers. The name of a data
+    set is accepted too: one client per domain.
     """
     base = name if isinstance(name, Scenario) else named_scenario(name, scale)
     return base.change(**{k: v for k, v in changes.items() if v is not None})
 
 
 def complete_scenario(values: dict[str, Any]) -> Scenario:
-    """A scenario from all its values."""
+    """A scenario from a complete table of its values."""
     try:
         return Scenario.model_validate(values)
     except ValidationError as error:
@@ -39,7 +40,7 @@ def complete_scenario(values: dict[str, Any]) -> Scenario:
 
 
 def named_scenario(name: str, scale: str | None) -> Scenario:
-    """A registered scenario, or the plain one of a dataset: one client per domain, 80/10/10."""
+    """A registered scenario, or the default for a data set: one client per domain, 80/10/10."""
     if name not in SCENARIOS.entries() and name in datasets():
         stores = load(name)
         images = next(iter(stores.values())).x.dim() == 4
@@ -59,10 +60,11 @@ def named_scenario(name: str, scale: str | None) -> Scenario:
 def split_settings(
     items: list[str] | None, **options: Any
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """``KEY=VALUE`` words: those of the method, and changes of the scenario (``scenario.KEY``).
+    """Split ``KEY=VALUE`` items into settings of the method and changes of the scenario.
 
-    ``options`` are changes that have an option of their own; one that is None was not given, while
-    ``scenario.KEY=none`` takes a value away.
+    ``scenario.KEY`` changes the scenario, ``backbone.KEY`` and ``data.KEY`` their options; all
+    others belong to the method. ``options`` are changes that have a command-line option of their
+    own: None means that it was not given, while ``scenario.KEY=none`` sets a value to None.
     """
     own: dict[str, str] = {}
     changes: dict[str, Any] = {}
@@ -78,7 +80,7 @@ def split_settings(
 
 
 def number_or_text(value: str) -> int | float | str:
-    """An option of a backbone or a dataset has no declared type on the command line."""
+    """Convert an option of a backbone or data set, which has no declared type, from text."""
     for kind in (int, float):
         try:
             return kind(value)
@@ -90,7 +92,7 @@ def number_or_text(value: str) -> int | float | str:
 def scenario_from(
     name: str | Scenario, scale: str | None, allow: list[str] | None, changes: dict[str, Any]
 ) -> Scenario:
-    """A scenario in words: its name, its scale, what else is allowed, and other values."""
+    """A scenario from text: name, scale, additional allowed resources, and changed values."""
     if scale not in (None, "laptop", "paper"):
         raise ConfigError(f"scale is {scale!r}; it takes laptop or paper", "scale=laptop")
     base = find_scenario(name, scale=scale)

@@ -1,7 +1,8 @@
-"""A run under way: everything up to round 1, then round after round, each on disk before the next.
+"""A run under way: everything before round 1, then one committed round after another.
 
-``experiment.run`` prepares and plays sessions; the contract suite and deployments advance them
-round by round. What a round computes is not decided here but in ``engine.round``.
+``experiment.run`` and deployments prepare sessions and run them to the end; the contract suite
+advances them round by round. A session must never decide what a round computes, which is up to
+``engine.round``, and must never begin a round before the last one is on disk.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ from fedshift.transports import TRANSPORTS
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is played; none of it moves a number as long as every site answers."""
+    """How a run is executed, as opposed to what it computes.
+
+    No option changes a result, up to rounding by ``compute``, as long as every site replies.
+    """
 
     resume: bool = False
-    transport: str | Callable[[Plan], Transport] = "inprocess"  # a name, or what opens one
+    transport: str | Callable[[Plan], Transport] = "inprocess"  # a name, or a function
     listener: Listener = field(default_factory=Listener)
     workers: int | None = None  # of the pool; None: one per core
     policy: Policy = field(default_factory=Policy)  # what to do when a site is lost
@@ -48,20 +52,24 @@ class Options:
 
 @runtime_checkable
 class Piggybacks(Protocol):
-    """A transport whose letters cost more than what they carry: scoring rides with training."""
+    """A transport that can attach scoring requests to training messages.
+
+    Messages are expensive on such a transport, so evaluation is piggybacked on the next training
+    message: a round's scoring at the sites takes no exchange of its own.
+    """
 
     def attach(self, messages: Sequence[Broadcast]) -> None:
-        """Put messages to the next training mail of their clients."""
+        """Attach messages to the next training messages of their clients."""
         ...
 
     def attached_replies(self) -> list[Update]:
-        """The replies to them, once the training mail is answered."""
+        """The replies to them; call it once the training messages are answered."""
         ...
 
 
 @dataclass
 class Session:
-    """A run under way: both sides, the mail between them, and its record."""
+    """Server, transport, data and record of a run under way."""
 
     server: Server
     transport: Transport
@@ -70,10 +78,19 @@ class Session:
     listener: Listener
 
     def advance(self) -> Row:
-        """Play and commit one round; evaluates when the scenario says so.
+        """Run, score and commit one round; returns its row of the metrics.
 
-        Where scoring rides with training, the sites score a round's model when they receive it in
-        the next one; the row is in the metrics from then on.
+        Rounds are scored every ``evaluate_every`` rounds, and the last one always.
+
+        The order of a round must hold: train and aggregate, account for privacy, score, keep the
+        model if it is the best so far, and last commit. The commit (``Record.commit``) makes the
+        round final; a process killed before it repeats the whole round when it is resumed.
+
+        Where scoring is piggybacked, the row of round t cannot be complete when round t ends.
+        Protocols scored at the server are in it, and it is committed as postponed. In round t + 1
+        the sites score the model of round t, which the server sends with the attached requests,
+        before they train; then the row is completed and enters the metrics. The last round has no
+        successor, so it is always scored at once.
         """
         server, scenario = self.server, self.server.scenario
         began = time.perf_counter()
@@ -101,12 +118,16 @@ class Session:
         return row
 
     def _piggybacks(self) -> bool:
-        """Whether the sites' share of this round's scoring goes with the next round's training."""
+        """Whether scoring at the sites can wait for the training messages of the next round."""
         last = self.server.round == self.server.scenario.rounds
         return isinstance(self.transport, Piggybacks) and bool(at_sites(self.server)) and not last
 
     def _play(self) -> list[Update]:
-        """One round; scoring that is due rides with it, and its row is completed."""
+        """Run one round; if the last row is postponed, attach its scoring and complete the row.
+
+        The requests and ``model`` are taken before the round replaces ``server.shared``, so it is
+        the model of the last round that is scored and, if it is the best, kept.
+        """
         server, record, row = self.server, self.record, self.record.pending
         if row is None or not isinstance(self.transport, Piggybacks):
             return play_round(server, self.transport, record)
@@ -125,12 +146,12 @@ class Session:
         order = [p for p in server.scenario.protocols if p in row["scores"]]
         row["scores"] = {name: row["scores"][name] for name in order}
         keep_best(model, record, row)
-        record.settle()
+        record.complete_pending()
         return updates
 
 
 def as_json(scored: Scored) -> Row:
-    """Scores as a row of the metrics holds them."""
+    """Scores in the form of a row of the metrics."""
     return {p: {s: m.to_json() for s, m in v.items()} for p, v in scored.items()}
 
 
@@ -141,9 +162,13 @@ def prepare(
     options: Options | None = None,
     federation: Federation | None = None,
 ) -> Session:
-    """Everything up to round 1: data, nets, checks, and the last checkpoint or the enrolment.
+    """Everything before round 1: data, net, checks, then the last checkpoint or the enrolment.
 
-    ``federation`` is given where the data are elsewhere; the sites have checked them there.
+    Every check comes before the transport is opened, so no worker process is started and no message
+    sent for a run that must fail. A run that is resumed keeps the compute settings it began with,
+    whatever ``options`` say.
+
+    ``federation`` is given when the data are at remote sites, which have checked them.
     """
     options = options or Options()
     scenario = config.scenario
@@ -170,7 +195,7 @@ def prepare(
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
-    """The transport by name, or by what opens it; ``auto`` is a pool if it has two workers."""
+    """The transport of that name, or what ``which`` opens; ``auto`` is a pool if workers > 1."""
     if callable(which):
         return which(plan)
     best = "pool" if plan.workers > 1 else "inprocess"
@@ -178,13 +203,13 @@ def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Tran
 
 
 def workers_for(options: Options, server: Server, federation: Federation) -> int:
-    """As many processes as asked for, or as there are cores, and no more than clients at a time."""
+    """Worker processes: as requested or one per core, at most one per client of a round."""
     cohort = server.scenario.cohort_size(len(federation.sites))
     return min(options.workers or cores(), cohort)
 
 
 def play(session: Session) -> RunResult:
-    """Rounds until the last, each committed before the next, then the summary."""
+    """Run all remaining rounds, each committed before the next, then write the summary."""
     server, record, listener = session.server, session.record, session.listener
     config = record.config
     listener.started(config, len(server.roster), server.round + 1)
@@ -198,7 +223,7 @@ def play(session: Session) -> RunResult:
 
 
 def _facts(server: Server, record: Record) -> Row:
-    """What a summary says beside the numbers."""
+    """What a summary holds besides scores: clients, parameters, traffic, time, losses, privacy."""
     return {
         "clients": len(server.roster),
         "parameters": sum(p.numel() for p in server.net.parameters()),
@@ -210,7 +235,7 @@ def _facts(server: Server, record: Record) -> Row:
 
 
 def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
-    """What the parts that protect a site have promised so far; noted in the ledger."""
+    """What each privacy part guarantees after this round; also added to the ledger."""
     out: dict[str, Row] = {}
     for part in server.method.parts:
         if part.gives_privacy:
@@ -220,7 +245,10 @@ def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
 
 
 def keep_best(model: Tree, record: Record, row: Row) -> None:
-    """Keep the model if no earlier round validates better under the first protocol."""
+    """Keep ``model`` on disk if its validation accuracy is the best under the first protocol.
+
+    Only rounds in which every site was scored compete, unless there are no others.
+    """
     scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
     name = next(iter(row.get("scores", {})), None)
     if name is None:
@@ -233,7 +261,7 @@ def keep_best(model: Tree, record: Record, row: Row) -> None:
 
 
 def mean_losses(updates: Sequence[Update]) -> dict[str, float]:
-    """Each loss term averaged over the clients that have it."""
+    """Each loss term averaged over the clients that report it."""
     names = dict.fromkeys(name for u in updates for name in u.metrics)
     return {
         name: sum(values) / len(values)

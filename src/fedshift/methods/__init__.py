@@ -1,1 +1,1 @@
-"""Published methods, one small file each; every module here is found by itself."""
+"""Published methods, one small file each; every module here is discovered and imported."""

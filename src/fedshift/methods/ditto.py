@@ -38,7 +38,7 @@ class PersonalModel(Part):
     lam: float = setting(0.1, "pull of the personal model to the shared one", low=0.0)
 
     def begin(self, client: Client) -> None:
-        """Wake the branch as trainable leaves."""
+        """Make v_k trainable: its parameters become leaves of the graph."""
         branch = client.state[self.name] or client.received
         trained = {k for k, _ in client.net.named_parameters()}
         client.state[self.name] = {
@@ -46,7 +46,7 @@ class PersonalModel(Part):
         }
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Both solvers move on each batch, the shared one first."""
+        """On each batch the shared model takes a step, then the personal one."""
         return (Phase((Player(), Player(self.name, self.branch, self.forward, self.objective))),)
 
     def branch(self, client: Client) -> Named:
@@ -64,12 +64,12 @@ class PersonalModel(Part):
         return {f"{self.name}/task": F.cross_entropy(step.out.logits, step.y), self.name: pull}
 
     def finish(self, client: Client) -> Tree:
-        """Put the branch to sleep; nothing of it travels."""
+        """Store v_k as plain tensors; nothing of it is sent."""
         client.state[self.name] = {k: v.detach() for k, v in client.state[self.name].items()}
         return {}
 
     def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
-        """The personal model where there is one."""
+        """Score the personal model where there is one."""
         branch = client.state[self.name] if client else {}
         return call(net, branch, x).logits if branch else None
 

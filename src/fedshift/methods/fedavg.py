@@ -7,5 +7,5 @@ from fedshift import Method, register
 
 @register("fedavg", paper="McMahan et al., AISTATS 2017")
 def fedavg() -> Method:
-    """Average of local models; the empty composition."""
+    """Weighted mean of the locally trained models; a method without parts."""
     return Method()

@@ -1,4 +1,4 @@
-"""FedBN: BatchNorm layers stay at home (Li et al., ICLR 2021)."""
+"""FedBN: BatchNorm layers stay at the client (Li et al., ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift import (
 class PrivateBatchNorm(Part):
     """Weight, bias and statistics of every BatchNorm are private, by module type.
 
-    Codes that search the keys for a substring miss layers such as ``downsample.1``.
+    Implementations that search the keys for ``bn`` miss layers such as ``downsample.1``.
     """
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
@@ -27,11 +27,11 @@ class PrivateBatchNorm(Part):
         return dict.fromkeys(batch_norm_keys(net), Scope.PRIVATE)
 
     def adapt(self, net: Net, unlabelled: Samples) -> None:
-        """At a new site: statistics re-estimated on its inputs."""
+        """At a new site, estimate the statistics anew on its unlabelled inputs."""
         estimate_statistics(net, unlabelled.chunks(64))
 
 
 @register("fedbn", paper="Li et al., ICLR 2021")
 def fedbn() -> Method:
-    """Everything but BatchNorm is averaged; each site keeps its own normalisation."""
+    """Everything but BatchNorm is averaged; each client keeps its own normalisation."""
     return Method((PrivateBatchNorm(),))

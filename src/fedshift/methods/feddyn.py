@@ -28,8 +28,8 @@ from fedshift import (
 class DynamicDual(Part):
     """-<l_k, w> + alpha/2 |w - theta|^2, then l_k <- l_k - alpha (theta_k - theta).
 
-    l_k stays in the client's state and starts at zero. Gradients are clipped here because the
-    duals integrate every outlier; released codes do the same.
+    l_k stays in the client's state and starts at zero. Gradients are clipped because
+    the duals accumulate every outlier; released implementations clip them too.
     """
 
     alpha: float = setting(0.1, "weight of dual and pull", low=0.0)
@@ -56,7 +56,7 @@ class DynamicDual(Part):
             clip_grad_norm_(client.net.parameters(), self.clip)
 
     def finish(self, client: Client) -> Tree:
-        """Move the dual; nothing but the model travels."""
+        """Update the dual; nothing but the model is sent."""
         dual = client.state[self.name]
         client.state[self.name] = {
             k: dual[k] - self.alpha * (w.detach() - theta) for k, w, theta in client.anchors()
@@ -68,8 +68,8 @@ class DynamicDual(Part):
 class Dual(ServerOptimiser):
     """h <- h - alpha/N sum_S (theta_k - theta); theta <- mean_S theta_k - h / alpha.
 
-    Keeps s = -h / alpha, the accumulated drift, so that alpha cancels: s <- s + |S|/N (mean -
-    theta); theta <- mean + s. Holds for the uniform mean.
+    The state is s = -h / alpha, the accumulated drift, so that alpha cancels:
+    s <- s + |S|/N (mean - theta); theta <- mean + s. This is equivalent for the uniform mean.
     """
 
     def __call__(self, server: Server, combined: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""FedHEAL: consistent updates only, weighted by how far they go (Chen et al., CVPR 2024)."""
+"""FedHEAL: keeps sign-consistent updates, weighted by their length (Chen et al., CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def distance(masked: Tree) -> Tensor:
 
 
 def next_weights(w: Tensor, q: Tensor, d: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Q <- (1 - beta) q + beta d / sum d, then w <- w + q; all (n,), w is not renormalised."""
+    """Compute q <- (1 - beta) q + beta d / sum d, then w <- w + q; all (n,), w not renormalised."""
     q = (1 - beta) * q + beta * d / d.sum().clamp(min=torch.finfo(d.dtype).tiny)
     return w + q, q
 
@@ -46,8 +46,8 @@ class ConsistentMean(Aggregator):
     """theta + sum_k w_k m_k u_k / sum_k w_k m_k, u_k = theta_k - theta, m_k its consistent mask.
 
     Trained parameters are masked, buffers averaged with w_k. An update of exactly 0 counts as an
-    increase, and history counts the rounds that a client took part in. The server keeps one float
-    per shared parameter and client, in memory and in every checkpoint.
+    increase, and the history counts only rounds that a client took part in. The server keeps one
+    float per shared parameter and client, in memory and in every checkpoint.
     """
 
     tau: float = setting(0.3, "consistency above which an update counts", low=-1.0, high=1.0)
@@ -61,7 +61,7 @@ class ConsistentMean(Aggregator):
         return consistent(u, kept[f"{client}/{key}"], int(kept[client]), self.tau)
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
-        """Entry by entry: mask, step, and the signs of this round for the history."""
+        """Mask and average entry by entry, then add this round's signs to the history."""
         out: Tree = {}
         signs: Tree = {}
         w = weights.tolist()
@@ -77,7 +77,7 @@ class ConsistentMean(Aggregator):
 
 
 def masked_update(server: Server, update: Update) -> Tree:
-    """m_k u_k of one client, or u_k itself under a rule that masks nothing."""
+    """m_k u_k of one client, or u_k itself if the aggregator does not mask."""
     rule = server.method.aggregate
     moved = {k: update.shared[k] - server.shared[k] for k in sorted(server.parameters)}
     if not isinstance(rule, ConsistentMean):
@@ -90,8 +90,8 @@ class DistanceWeights(Weighting):
     """w_k / sum w, where w_k grows by a running mean q_k of client k's share of the distances.
 
     Kept at the server per client: w_k starts at 1 / (participants of its first round), q_k at 0,
-    and w_k is never renormalised, so that new distances count ever less, and clients that are
-    seldom sampled stay light. Distances are those of the updates as the rule masks them.
+    and w_k is never renormalised. Hence new distances count less and less, and a client that is
+    rarely sampled keeps a small weight. Distances are those of the masked updates.
     """
 
     beta: float = setting(0.4, "step of the running mean", low=0.0, high=1.0)
@@ -111,5 +111,5 @@ class DistanceWeights(Weighting):
 
 @register("fedheal", paper="Chen et al., CVPR 2024")
 def fedheal() -> Method:
-    """Mean of sign-consistent updates, with weights that follow the distances gone."""
+    """Mean of sign-consistent updates, with weights that follow the lengths of the updates."""
     return Method(aggregate=ConsistentMean(DistanceWeights()))

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not count more (Wang et al., NeurIPS 2020)."""
+"""FedNova: more local steps give a client no more weight (Wang et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift import Aggregator, Method, Server, Tree, Update, register, tree, w
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
     """tau_k, the norm of the step coefficients: [s - m (1 - m^s) / (1 - m)] / (1 - m).
 
-    ``steps`` (n,) float64; without momentum the steps themselves.
+    ``steps`` (n,) is float64; without momentum tau_k is the number of steps.
     """
     m = momentum
     return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
@@ -30,7 +30,7 @@ class NormalisedMean(Aggregator):
     optimisers = frozenset({"sgd", "momentum"})
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
-        """As one mean of the client models and the old one, whose coefficients sum to one."""
+        """Eq. 6 as one mean of the client models and the old model; coefficients sum to one."""
         steps = torch.tensor([u.steps for u in updates], dtype=torch.float64)
         tau = effective_steps(steps, server.scenario.momentum)  # (n,)
         share = weights * (weights * tau).sum() / tau  # (n,)

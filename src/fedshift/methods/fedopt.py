@@ -17,7 +17,7 @@ class Momentum(ServerOptimiser):
     beta: float = setting(0.9, "momentum", low=0.0, high=1.0)
 
     def __call__(self, server: Server, combined: Tree) -> Tree:
-        """At beta = 0 and lr = 1 the mean itself, to the bit."""
+        """Next model; at beta = 0 and lr = 1 exactly the mean, bit for bit."""
         old = server.state[self.name]
         if self.beta == 0.0 and self.lr == 1.0:
             return combined
@@ -31,8 +31,8 @@ class Momentum(ServerOptimiser):
 class Adaptive(ServerOptimiser):
     """m <- b1 m + (1 - b1) Delta; theta <- theta + lr m / (sqrt(v) + tau), Algorithm 2.
 
-    The second moment is the subclass's; it starts at tau^2 as the paper's initialisation asks,
-    and there is no bias correction.
+    Subclasses define the second moment v. It starts at tau^2, as in the paper, and there is no bias
+    correction.
     """
 
     lr: float = setting(0.01, "server learning rate", low=0.0)
@@ -61,7 +61,7 @@ class Adaptive(ServerOptimiser):
 
 
 class Adagrad(Adaptive):
-    """v + Delta^2."""
+    """v <- v + Delta^2."""
 
     def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Sum of squares."""
@@ -69,7 +69,7 @@ class Adagrad(Adaptive):
 
 
 class Adam(Adaptive):
-    """b2 v + (1 - b2) Delta^2."""
+    """v <- b2 v + (1 - b2) Delta^2."""
 
     def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Moving average of squares."""
@@ -77,10 +77,10 @@ class Adam(Adaptive):
 
 
 class Yogi(Adaptive):
-    """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
+    """v <- v - (1 - b2) Delta^2 sign(v - Delta^2)."""
 
     def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Additive, so that v shrinks slowly."""
+        """An additive change, so that v decreases slowly."""
         square = delta.square()
         return v - (1 - self.b2) * square * (v - square).sign()
 

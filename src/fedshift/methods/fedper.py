@@ -1,4 +1,4 @@
-"""FedPer: the head stays at home (Arivazhagan et al., 2019)."""
+"""FedPer: the head stays at the client (Arivazhagan et al., 2019)."""
 
 from __future__ import annotations
 

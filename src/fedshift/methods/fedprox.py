@@ -14,7 +14,7 @@ from fedshift import Client, Method, Part, Step, register, setting
 class Proximal(Part):
     """mu/2 * |w - w_t|^2 over the parameters that the server sent, from the first step on.
 
-    Some released codes use the unsquared norm or a hidden factor 0.01; this is Eq. 2.
+    Some released implementations use the unsquared norm or a hidden factor 0.01; this is Eq. 2.
     """
 
     mu: float = setting(0.01, "weight of the pull", low=0.0)

@@ -23,7 +23,7 @@ def body(client: Client) -> Named:
 
 @dataclass(frozen=True)
 class HeadThenBody(Part):
-    """``head_epochs`` on the head with the body frozen, then the budget on the body."""
+    """``head_epochs`` on the head with the body frozen, then the local budget on the body."""
 
     head_epochs: int = setting(5, "epochs on the head; the paper uses 10 to 15", low=1)
 

@@ -1,4 +1,12 @@
-"""FPL: contrast with clusters of class means of all clients (Huang et al., CVPR 2023)."""
+"""FPL: contrast with clusters of class means of all clients (Huang et al., CVPR 2023).
+
+Each round a client sends the mean feature of each of its classes. The server clusters the means of
+one class over all clients by FINCH, so that every group of similar domains has one prototype of the
+class, and large domains do not dominate. At the client, the contrast pulls a feature to all
+prototypes of its class and away from those of other classes; the consistency term pulls it to the
+mean of its class's prototypes. Labels are given as ``shares`` (B, K), the proportion of each class
+in each sample: one-hot, or soft if a part such as mixup has mixed samples.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +37,7 @@ NONE = -1e9  # score of a class without a prototype: far below any cosine / tau,
 
 
 def shares_of(y: Tensor, classes: int) -> Tensor:
-    """Share (B, K) of each class in each target: one-hot for indices, mixed ones as they are."""
+    """Proportion (B, K) of each class in each target: one-hot of indices, soft labels unchanged."""
     return y if y.dim() == 2 else F.one_hot(y, classes).float()
 
 
@@ -47,7 +55,7 @@ def cluster_prototypes(means: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Cluster prototypes (P, D) and their classes (P,), from the means (M, D) of all clients.
 
     ``owners`` (M,) is the class of each mean. FINCH clusters each class alone; within a cluster
-    every client counts the same.
+    every client has the same weight.
     """
     classes = owners.unique()
     own = [means[owners == c] for c in classes]  # a loop over classes, once per round
@@ -57,11 +65,14 @@ def cluster_prototypes(means: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_scores(s: Tensor, owners: Tensor, classes: int) -> Tensor:
-    """Log of the sum of e^s over the prototypes of each class, (B, K), from ``s`` (B, P)."""
+    """Log of the sum of e^s over the prototypes of each class, (B, K), from ``s`` (B, P).
+
+    The largest s of each class is subtracted before exp and added afterwards, so nothing overflows.
+    """
     rows = owners.expand(len(s), -1)  # (B, P)
     top = s.new_full((len(s), classes), NONE).scatter_reduce(1, rows, s.detach(), "amax")
     sums = torch.zeros_like(top).index_add(1, owners, (s - top[:, owners]).exp())
-    return top + sums.clamp(min=1.0).log()  # at least 1 wherever there is a prototype
+    return top + sums.clamp(min=1.0).log()  # the sum is at least 1 for a class with prototypes
 
 
 def contrast(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor, tau: float) -> Tensor:
@@ -95,10 +106,10 @@ def consistency(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor) -
 class ClusterPrototypes(Part):
     """lam_contrast * contrast + lam_consistency * consistency with all clients' class means.
 
-    Up go the client's class means (M, D) after training and which M classes it holds; down come
-    the cluster prototypes (P, D) with their classes, made of the last round's participants. Nothing
-    is added in round 1. Means are taken in eval mode after training; the authors' code averages
-    train-mode features over the last epoch, while the weights still move: ``train_pass``.
+    A client uploads its class means (M, D) after training and which M classes it holds; the server
+    sends the cluster prototypes (P, D) and their classes, made of the last round's participants. So
+    no term is added in round 1. Means are taken in eval mode after training; the authors' code
+    averages train-mode features over the last epoch, while weights change: ``train_pass``.
     """
 
     tau: float = setting(0.02, "temperature of the contrast", low=1e-6)
@@ -110,7 +121,7 @@ class ClusterPrototypes(Part):
     needs_individual_updates = True
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Both terms; in ``train_pass`` the step's features are noted on the way."""
+        """Both terms; under ``train_pass`` the step's features are also stored."""
         z, shares = step.out.features, shares_of(step.y, client.classes)
         if self.train_pass:
             self._note(client, step.batch.index, z, shares)
@@ -127,12 +138,12 @@ class ClusterPrototypes(Part):
         return torch.stack(terms).sum() if terms else None
 
     def _note(self, client: Client, index: int, z: Tensor, shares: Tensor) -> None:
-        """Keep one epoch of features; each epoch overwrites the one before it."""
+        """Store the features of a batch; each epoch overwrites the previous one."""
         slot = index % len(split_rows(torch.arange(client.examples), client.scenario.batch_size))
         client.state[self.name] |= {f"z/{slot}": z.detach(), f"shares/{slot}": shares}
 
     def finish(self, client: Client) -> Tree:
-        """The client's class means; nothing is kept."""
+        """Send the client's class means; no state is kept."""
         noted = client.state.pop(self.name, {})
         if noted:
             z = torch.cat(list(tree.under("z", noted).values()))
@@ -167,5 +178,5 @@ class ClusterPrototypes(Part):
 
 @register("fpl", paper="Huang et al., CVPR 2023")
 def fpl() -> Method:
-    """FedAvg with features drawn to cluster prototypes of their class."""
+    """FedAvg with features pulled towards the cluster prototypes of their class."""
     return Method((ClusterPrototypes(),))

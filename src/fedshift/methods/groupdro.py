@@ -39,8 +39,8 @@ class LossProbe(Part):
 class ExponentialWeights(Weighting):
     """w_k <- w_k exp(eta l_k), normalised over the participants; starts uniform.
 
-    Kept at the server per client, and normalised over all clients after each round, so that
-    absent ones neither gain nor lose.
+    The server keeps one weight per client and normalises over all clients after each round, so that
+    those that do not participate keep their proportions.
     """
 
     eta: float = setting(0.01, "step of the weights", low=0.0)

@@ -8,7 +8,7 @@ from fedshift import Method, Net, Part, Scope, head_keys, register
 
 
 class PrivateBody(Part):
-    """Everything below the head is private; from the common start, without a warm-up."""
+    """Every entry before the head is private; starts from the common model, without warm-up."""
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """All but the head."""
@@ -17,5 +17,5 @@ class PrivateBody(Part):
 
 @register("lg-fedavg", paper="Liang et al., 2020")
 def lg_fedavg() -> Method:
-    """Private body, shared head: only the head travels."""
+    """Private body, shared head: only the head is sent."""
     return Method((PrivateBody(),))

@@ -1,4 +1,4 @@
-"""Local: every site trains alone, with the same budget as in a federation."""
+"""Local: every client trains alone, with the same budget as in a federation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedshift import Method, Net, Part, Scope, register
 
 
 class PrivateEverything(Part):
-    """All entries are private: nothing travels."""
+    """All entries are private: no weight is ever sent."""
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """Every tensor."""
@@ -17,5 +17,5 @@ class PrivateEverything(Part):
 
 @register("local")
 def local() -> Method:
-    """No communication at all: the reference that federating has to beat."""
+    """No exchange of weights: the baseline that federated training has to beat."""
     return Method((PrivateEverything(),))

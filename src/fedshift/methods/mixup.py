@@ -1,4 +1,4 @@
-"""Mixup: convex pairs within the client's batch (Zhang et al., ICLR 2018)."""
+"""Mixup: convex combinations of pairs in a client's batch (Zhang et al., ICLR 2018)."""
 
 from __future__ import annotations
 

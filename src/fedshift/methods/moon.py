@@ -22,8 +22,8 @@ def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Ten
 class ModelContrast(Part):
     """mu * contrast of features: near the received model's, far from the previous local one's.
 
-    Skipped in a client's first visit, when there is no previous model. Both references are
-    frozen and in eval mode.
+    The term is left out in a client's first visit, when there is no previous model. Both references
+    are frozen and in eval mode.
     """
 
     mu: float = setting(1.0, "weight of the contrast", low=0.0)
@@ -53,10 +53,10 @@ class TwoLayers(Neck):
 
 
 class Projector(Part):
-    """The authors' projection between body and head; benchmarks on domain skew leave it out."""
+    """The authors' two-layer projection between body and head; domain-skew benchmarks omit it."""
 
     def build(self, net: Net) -> None:
-        """After the last stage."""
+        """Insert it after the last stage."""
         width = net.shapes()["features"][0]
         net.insert(self.name, TwoLayers(width), after=list(net.stages)[-1])
 

@@ -21,5 +21,5 @@ def local_dp() -> Method:
 
 @register("secure-aggregation", paper="Bonawitz et al., CCS 2017")
 def secure_aggregation() -> Method:
-    """FedAvg whose server learns the sum of the updates and none of them."""
+    """FedAvg whose server learns the sum of the updates and no single update."""
     return Method((SecureAggregation(),))

@@ -28,7 +28,7 @@ class ControlVariates(Part):
     """y <- y - lr (g(y) - c_i + c), and c_i+ = c_i - c + (x - y) / (K lr), option II.
 
     ``c`` goes down and ``c_i+ - c_i`` comes up, each the size of the shared parameters; c_i stays
-    in the client's state and starts at zero. K counts the optimiser steps really taken. The
+    in the client's state and starts at zero. K is the number of optimiser steps taken. The
     estimate assumes plain SGD: with momentum m the effective step is lr / (1 - m).
     """
 
@@ -62,7 +62,7 @@ class ControlVariates(Part):
         )
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
-        """C <- c + 1/N sum of the changes, line 17; N counts all clients, not the participants."""
+        """Line 17: c <- c + 1/N sum of the changes; N counts all clients, not the participants."""
         c = self.send(server, "")
         for update in updates:
             c = tree.add(c, tree.under(self.name, update.payload), 1.0 / len(server.roster))

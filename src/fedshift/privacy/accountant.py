@@ -1,4 +1,8 @@
-"""How much privacy is spent: Rényi differential privacy, composed over rounds by dp-accounting."""
+"""How much privacy is spent: Rényi differential privacy, composed over rounds by dp-accounting.
+
+The parts in ``dp`` ask for epsilon before round 0 and after every round. It must never report less
+than was spent: a case without a proven bound is an error.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 from fedshift import ConfigError
 
 SENSITIVITY = {"replace": 2.0, "zero-out": 1.0}  # of a sum of clipped updates, in units of clip
-WHOLE_ORDERS = (*range(2, 64), 128, 256)  # fractional ones cost twice and gain little
+WHOLE_ORDERS = (*range(2, 64), 128, 256)  # Rényi orders; fractional ones cost twice, gain little
 
 
 def epsilon(
@@ -22,10 +26,11 @@ def epsilon(
 ) -> float:
     """Epsilon at ``delta`` after ``rounds`` sums with Gaussian noise of ``noise`` times the clip.
 
-    Neighbouring runs differ in everything one site holds. ``replace``: it holds other data, which
-    moves the sum by up to twice the clip. ``zero-out``: its update is zero. Cohorts of fixed size
-    are drawn without replacement (Wang, Balle and Kasiviswanathan, AISTATS 2019, Theorem 27), for
-    which only ``replace`` is known to hold.
+    Neighbouring runs differ in everything that one site holds. ``replace``: the site holds other
+    data, which moves the sum by up to twice the clip. ``zero-out``: its update is zero, which moves
+    the sum by up to the clip. With fewer participants than sites, cohorts of fixed size are drawn
+    without replacement (Wang, Balle and Kasiviswanathan, AISTATS 2019, Theorem 27), for which a
+    bound is known under ``replace`` only.
     """
     library = require_library()
     if noise == 0 or rounds == 0:
@@ -49,7 +54,7 @@ def epsilon(
 
 
 def require_library() -> Any:
-    """The library that does the sums, or one line that says how to get it."""
+    """The library dp-accounting, or an error that says how to install it."""
     try:
         import dp_accounting  # noqa: PLC0415  an extra, and seconds to import
         import dp_accounting.rdp  # noqa: PLC0415

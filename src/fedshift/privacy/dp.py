@@ -1,4 +1,12 @@
-"""Differential privacy of a site: updates are clipped, and noise hides any one of them."""
+"""Differential privacy of a site: updates are clipped, and Gaussian noise hides any single one.
+
+``methods.privacy`` registers the two parts, and the round calls their hooks. Under ``central-dp``
+the sites send plain updates; the server clips each of them in ``decode`` and adds noise once, to
+their sum, so the server must be trusted and every later hook sees only the noisy mean. Under
+``local-dp`` each site clips and adds noise to its own update in ``encode``, before it leaves. No
+data-derived number may leave what is trusted without noise: buffers stay private, and a payload of
+another part is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +27,10 @@ from fedshift.privacy.accountant import epsilon, require_library
 
 @dataclass(frozen=True)
 class GaussianNoise(Part, ABC):
-    """What both kinds have in common; subclasses say where the noise is added.
+    """Base of both kinds: clipping and noise; subclasses say where the noise is added.
 
-    Buffers, integers included, stay at the site: they are private, so no statistic of the data
-    leaves without noise, and none is spoilt by it.
+    Buffers (BatchNorm statistics and counters) are private entries, so no statistic of the data
+    leaves the site without noise, and noise does not spoil any.
     """
 
     clip: float = setting(1.0, "largest L2 norm of an update, over all trained entries", low=1e-12)
@@ -36,20 +44,20 @@ class GaussianNoise(Part, ABC):
     gives_privacy = True
 
     def require(self, server: Server) -> None:
-        """The accountant has to be there before the first round."""
+        """Raise before the first round if the accountant's library is not installed."""
         require_library()
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
-        """Everything that is not trained stays at the site."""
+        """Every entry that is not trained is private."""
         trained = {name for name, _ in net.named_parameters()}
         return dict.fromkeys(net.state_dict().keys() - trained, Scope.PRIVATE)
 
     @abstractmethod
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """What is spent depends on where the noise is added."""
+        """Epsilon so far and the settings, as JSON; depends on where the noise is added."""
 
     def promise(self, spent: float) -> dict[str, Any]:
-        """What goes to the ledger and the summary; null: no bound."""
+        """The record for the ledger and the summary; epsilon is null if there is no bound."""
         return {
             "epsilon": spent if math.isfinite(spent) else None,
             "delta": self.delta,
@@ -63,8 +71,8 @@ class GaussianNoise(Part, ABC):
 class CentralDP(GaussianNoise):
     """theta + (sum_k min(1, C / |d_k|) d_k + sigma C N(0, I)) / n with d_k = theta_k - theta.
 
-    The server is trusted; the model that it publishes is covered (McMahan et al., ICLR 2018,
-    Algorithm 1, with cohorts of fixed size). Every site counts the same, however large it is.
+    The server is trusted; the guarantee covers the model that it publishes (McMahan et al., ICLR
+    2018, Algorithm 1, with cohorts of fixed size). Every site has the same weight, however large.
     """
 
     neighbours: str = setting(
@@ -76,16 +84,16 @@ class CentralDP(GaussianNoise):
     needs_individual_updates = True
 
     def require(self, server: Server) -> None:
-        """The accountant has to be there, and to have a bound for such cohorts."""
+        """Raise if the accountant is not installed, or has no bound for the scenario's cohorts."""
         self._epsilon(server, 1)
 
     def reject_reason(self, server: Server, update: Update) -> str:
-        """Nothing but the weights is covered."""
+        """Reject an update with any payload: the guarantee covers the weights only."""
         loose = next(iter(update.payload), "")
         return f"payload {loose!r} is not covered by {self.name}" if loose else ""
 
     def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
-        """One update, which is the noisy mean."""
+        """One update in place of all: theta plus the noisy mean of the clipped steps."""
         theta = tree.pick(server.shared, server.parameters)
         total = tree.zeros_like(theta)
         for update in updates:
@@ -101,7 +109,7 @@ class CentralDP(GaussianNoise):
         return server.generator(self.name) if self.randomness == "seed" else secret_generator()
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Of the model after this round."""
+        """Privacy spent by the model as it is after this round."""
         return self.promise(self._epsilon(server, server.round)) | {"neighbours": self.neighbours}
 
     def _epsilon(self, server: Server, rounds: int) -> float:
@@ -121,12 +129,12 @@ class CentralDP(GaussianNoise):
 class LocalDP(GaussianNoise):
     """theta + min(1, C / |d_k|) d_k + sigma C N(0, I), before anything leaves the site.
 
-    Nobody is trusted: each update is covered by itself, and so is all that is made of it. The price
-    is noise that is larger than the central one by the root of the number of sites.
+    Nobody is trusted: the guarantee covers each update, hence all that is computed from it. The
+    price is more noise in the mean: larger than the central one by the root of the number of sites.
     """
 
     def encode(self, client: Client, update: Update) -> Update:
-        """Clip and hide the update; losses by name do not leave either."""
+        """Clip the update and add noise; the losses, which are not covered, are not sent."""
         if loose := sorted(update.payload) + sorted(update.personal):
             raise ConfigError(
                 f"client {client.id}: {loose[0]} would leave without noise; {self.name} covers the "
@@ -140,7 +148,7 @@ class LocalDP(GaussianNoise):
         return dataclasses.replace(update, shared=shared, metrics={})
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Of the site that was asked most often; who takes part is no secret."""
+        """Privacy spent by the most visited site; participation is public, so it hides nothing."""
         most = max(visits.values(), default=0)
         spent = epsilon(self.noise, most, delta=self.delta)
         return self.promise(spent) | {"neighbours": "replace", "updates": most}
@@ -163,5 +171,5 @@ def gauss(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def secret_generator() -> torch.Generator:
-    """A generator that nobody can repeat."""
+    """A generator seeded by the operating system, so that nobody can repeat its draws."""
     return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)

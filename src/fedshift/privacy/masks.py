@@ -1,6 +1,14 @@
-"""Keys, masks and fixed-point numbers: what a sum of hidden vectors is made of.
+"""Keys, masks and fixed-point numbers: the primitives of secure aggregation.
 
-Arithmetic is modulo 2^64: unsigned integers of NumPy wrap around, so masks cancel exactly.
+``site`` and ``secure`` are the only callers. A key must be used for one purpose and one message
+only, and no secret may come from torch's or NumPy's generators.
+
+Why fixed point, and why modulo 2^64: a mask hides a number only if their sum is uniform, and masks
+must cancel exactly in the sum over sites. Floats give neither, so a value v becomes the integer
+round(v 2^bits), stored as an unsigned 64-bit integer. NumPy's unsigned integers wrap around, which
+is addition modulo 2^64: a uniform mask makes any value uniform, and removing it loses no bit.
+Negative values are the upper half of the range (two's complement), so the sum of all sites has to
+stay within +-2^63; ``quantise`` checks this before anything is masked, with a factor of 2 to spare.
 """
 
 from __future__ import annotations
@@ -17,12 +25,12 @@ from fedshift import ConfigError, RunError
 from fedshift.privacy.shamir import PRIME
 
 Vector = npt.NDArray[np.uint64]
-KEY = 32  # bytes of keys and seeds
-NONCE = bytes(12)  # a key encrypts one message only
+KEY = 32  # bytes of a key or a seed
+NONCE = bytes(12)  # may be constant, because a key encrypts one message only
 
 
 def require_library() -> Any:
-    """The library that does the cryptography, or one line that says how to get it."""
+    """The library cryptography, or an error that says how to install it."""
     try:
         import cryptography.hazmat.primitives as library  # noqa: PLC0415  an extra
     except ImportError:
@@ -33,7 +41,7 @@ def require_library() -> Any:
 
 
 def derive(secret: bytes, *names: object) -> bytes:
-    """A key of its own for each purpose: HKDF-SHA256."""
+    """A separate key for each purpose, from one secret: HKDF-SHA256."""
     from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
 
@@ -42,14 +50,14 @@ def derive(secret: bytes, *names: object) -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """X25519."""
+    """Public X25519 key of a private one."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # noqa: PLC0415
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, public: bytes) -> bytes:
-    """The secret that two key pairs have in common."""
+    """The common secret of two key pairs, from one's private and the other's public key."""
     from cryptography.hazmat.primitives.asymmetric import x25519  # noqa: PLC0415
 
     mine = x25519.X25519PrivateKey.from_private_bytes(private)
@@ -78,7 +86,7 @@ def decrypt(key: bytes, encrypted: bytes) -> bytes:
 
 
 def expand(seed: bytes, size: int) -> Vector:
-    """``size`` uniform numbers modulo 2^64: the stream of AES-256 in counter mode."""
+    """A mask: ``size`` uniform numbers modulo 2^64, the key stream of AES-256 in counter mode."""
     from cryptography.hazmat.primitives.ciphers import Cipher  # noqa: PLC0415
     from cryptography.hazmat.primitives.ciphers.algorithms import AES  # noqa: PLC0415
     from cryptography.hazmat.primitives.ciphers.modes import CTR  # noqa: PLC0415
@@ -88,20 +96,20 @@ def expand(seed: bytes, size: int) -> Vector:
 
 
 class Draws:
-    """Uniform numbers below Shamir's prime, from a seed."""
+    """Uniform numbers below Shamir's prime, derived from a secret seed."""
 
     def __init__(self, seed: bytes) -> None:
         self.seed, self.count = seed, 0
 
     def __call__(self) -> int:
-        """The next one; 128 bits more than the prime has, so that no number is favoured."""
+        """The next number: reduced from 128 bits more than the prime has, so the bias is tiny."""
         self.count += 1
         words = [derive(self.seed, self.count, i) for i in range(math.ceil((521 + 128) / 256))]
         return int.from_bytes(b"".join(words), "little") % PRIME
 
 
 def quantise(values: Tensor, bits: int, terms: int) -> Vector:
-    """Fixed-point numbers with ``bits`` after the point, so that ``terms`` of them can be added."""
+    """Fixed-point numbers with ``bits`` after the point; an error if ``terms`` of them overflow."""
     scaled = (values.double().cpu() * 2.0**bits).round()
     limit = 2.0**62 / terms
     if values.numel() and not float(scaled.abs().max()) < limit:
@@ -119,7 +127,7 @@ def real(total: Vector, bits: int) -> Tensor:
 
 
 def to_tensor(data: bytes) -> Tensor:
-    """Bytes as they travel."""
+    """Bytes as a tensor, the form in which they travel."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

@@ -1,8 +1,27 @@
-"""Secure aggregation: the server learns the sum of the updates and none of them.
+"""Secure aggregation: the server learns the sum of the updates and no single update.
 
 Bonawitz et al., CCS 2017, Figure 4 against an honest-but-curious server (no signatures): pairwise
 masks that cancel in the sum, a mask of each site's own, and shares of both secrets so that sites
-may drop out.
+may drop out. The round calls the part below; its client half (``site``) and ``masks`` do the
+cryptography. No update may leave a site unmasked, whatever the server asks.
+
+The exchanges of a round in order, and what the server learns from each:
+
+1. *Keys* (``negotiate``). The server sends a nonce; each site replies with two public keys, one for
+   encryption and one for masks. The server learns public keys.
+2. *Shares* (``negotiate``). The server sends all encryption keys; each site splits its two secrets,
+   b_k and its private mask key, and replies with one encrypted box per site. The server relays the
+   boxes later and cannot read them.
+3. *Training* (``send``, ``encode``). The server sends the mask keys of the sites that go on; each
+   site replies with its weighted model plus its own mask plus or minus one mask per other site. The
+   server sees a vector that looks uniform.
+4. *Unmasking* (``decode``, ``masks_left``). The server says which sites replied and hands each of
+   them the boxes made for it; a site returns shares of b_k of those that replied, and of the mask
+   key of those that did not. The server removes the own masks of the former and the pairwise masks
+   that the latter left behind, and learns the sum.
+
+The own mask b_k is what makes dropping out safe: if a site's update arrives after the server has
+asked for its mask key, the update is still hidden by b_k, of which no share is then given.
 """
 
 from __future__ import annotations
@@ -41,10 +60,10 @@ from fedshift.privacy.shamir import join
 class SecureAggregation(Part):
     """y_k = w_k theta_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj)  modulo 2^64.
 
-    Three exchanges beside training: ``keys`` (two public keys each), ``shares`` (of b_k and of the
-    mask key, encrypted for each other site) and, after training, ``unmask`` (shares of b_k of who
-    answered, of the mask key of who did not). Numbers are fixed-point; w_k is in the vector too. A
-    site sends 8 bytes per shared number instead of 4, and about 220 bytes per other site.
+    Three exchanges beside training: keys (two public keys each), shares (of b_k and of the mask
+    key, encrypted for each site) and, after training, unmasking (shares of b_k of the sites that
+    replied, of the mask key of those that did not). Numbers are fixed-point; w_k is in the vector
+    too. A site sends 8 bytes per shared number instead of 4, and about 220 bytes per other site.
     """
 
     threshold: float = setting(
@@ -62,28 +81,28 @@ class SecureAggregation(Part):
     min_clients = 2
 
     def require(self, server: Server) -> None:
-        """The library has to be there before the first round."""
+        """Raise before the first round if the library is not installed."""
         masks.require_library()
 
     def needed(self, sites: int) -> int:
-        """How many shares give a secret back."""
+        """How many shares recover a secret; also the least number of sites in a sum."""
         return max(2, math.ceil(self.threshold * sites))
 
     # client
     def enrol(self, client: Client) -> Tree:
-        """Draw the secret that all keys of this site derive from; it never leaves."""
+        """Draw the secret that all keys of this site derive from; it never leaves the site."""
         if self.randomness == "system":
             client.state[self.name] = {"secret": to_tensor(os.urandom(masks.KEY))}
         return {}
 
     def secrets(self, client: Client, nonce: Tensor) -> site.Secrets:
-        """The site's keys of this round."""
+        """The site's secrets of this round, from its stored secret (or the seed) and the nonce."""
         kept = client.state[self.name].get("secret")
         word = repr((client.seed, client.id)).encode() if kept is None else to_bytes(kept)
         return site.Secrets(client.id, masks.derive(word, to_bytes(nonce).hex()))
 
     def reply(self, client: Client) -> Tree:
-        """Keys, shares or unmasking, as asked."""
+        """Reply with keys, shares or unmasking, depending on what the server sent."""
         payload = client.payload(self)
         own = self.secrets(client, payload["nonce"])
         if answered := tree.under("answered", payload):
@@ -92,7 +111,7 @@ class SecureAggregation(Part):
         return own.shares(keys, self.needed(len(keys))) if keys else own.keys()
 
     def encode(self, client: Client, update: Update) -> Update:
-        """Only the masked vector leaves."""
+        """Replace the update by the masked vector; any other payload is an error."""
         if loose := sorted(update.payload) + sorted(update.personal):
             raise ConfigError(
                 f"client {client.id}: {loose[0]} would leave in the clear; {self.name} covers the "
@@ -109,7 +128,7 @@ class SecureAggregation(Part):
 
     # server
     def negotiate(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
-        """Advertise and share keys; who does both goes on."""
+        """Exchanges 1 and 2; sites that reply to both go on to training."""
         nonce = self.nonce(server)
         server.state[self.name] = {}
         found = ask({c: {"nonce": nonce} for c in cohort})
@@ -128,13 +147,13 @@ class SecureAggregation(Part):
         return sorted(shared)
 
     def nonce(self, server: Server) -> Tensor:
-        """Names this attempt at a round: keys are never used for two."""
+        """Identifies this attempt at a round, so that no key is used in two of them."""
         if self.randomness == "system":
             return to_tensor(os.urandom(16))
         return to_tensor(seeds.derive(server.seed, server.round, self.name).to_bytes(16, "little"))
 
     def send(self, server: Server, client: str) -> Tree:
-        """The mask keys of the others, and by what the site weighs its update."""
+        """The public mask keys of the sites that go on, and the weight of this site's update."""
         state = server.state[self.name]
         by_examples = isinstance(server.method.aggregate.weighting(server), ByExamples)
         weight = server.roster[client].examples if by_examples else 1
@@ -143,7 +162,10 @@ class SecureAggregation(Part):
         return {"nonce": state["nonce"], "weight": torch.tensor(weight)} | peers
 
     def reject_reason(self, server: Server, update: Update) -> str:
-        """Exactly the entries that are due, each as long as it has to be."""
+        """Reject a reply unless it has exactly the expected entries, each of the expected length.
+
+        What is expected depends on how far the round is: keys, boxes, the masked vector or shares.
+        """
         told = tree.under(self.name, update.payload)
         if update.task == "train":
             size = 1 + sum(v.numel() for v in in_order(server.shared).values())
@@ -160,7 +182,7 @@ class SecureAggregation(Part):
         return wrong(told, dict.fromkeys(["encryption", "mask"], (masks.KEY, torch.uint8)))
 
     def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
-        """One update, which is the weighted mean."""
+        """One update in place of all: the weighted mean, from the sum of the masked vectors."""
         vectors = {u.client: masked_of(u, self.name) for u in updates}
         total = sum_of(vectors) - self.masks_left(server, vectors, ask)
         weight = int(total[-1])
@@ -176,13 +198,17 @@ class SecureAggregation(Part):
         return [Update("everybody", "train", server.round, shared=shared, examples=examples)]
 
     def masks_left(self, server: Server, vectors: Mapping[str, Vector], ask: Ask) -> Vector:
-        """What does not cancel in the sum: own masks, and those shared with who dropped out."""
+        """Exchange 4: the masks that do not cancel in the sum.
+
+        These are the own masks of the sites that replied, and their pairwise masks with the sites
+        that dropped out after exchange 2.
+        """
         state = server.state[self.name]
-        letters = {c: self._unmask_letter(state, c, vectors) for c in vectors}
-        going = set(tree.under("answered", next(iter(letters.values()))))
+        messages = {c: self._unmask_payload(state, c, vectors) for c in vectors}
+        going = set(tree.under("answered", next(iter(messages.values()))))
         needed = self.needed(len(tree.under("encryption", state)))
         require_enough(len(vectors), needed, len(going))
-        told = ask(letters)
+        told = ask(messages)
         require_enough(len(told), needed, len(going))
         size = len(next(iter(vectors.values())))
         left = np.zeros(size, dtype=np.uint64)
@@ -197,25 +223,25 @@ class SecureAggregation(Part):
         return left
 
     @staticmethod
-    def _unmask_letter(state: Tree, client: str, answered: Mapping[str, Vector]) -> Tree:
+    def _unmask_payload(state: Tree, client: str, answered: Mapping[str, Vector]) -> Tree:
         boxes = tree.under(f"share/{client}", state)
         flags = {f"answered/{c}": torch.tensor(c in answered) for c in boxes}
         keys = {k: v for k, v in state.items() if k.startswith("encryption/") or k == "nonce"}
         return keys | tree.prefixed("share", boxes) | flags
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """How many sites the last sum was made of."""
+        """How many sites were in the last sum, how many dropped out, and the threshold."""
         told = {k: int(v) for k, v in server.state[self.name].items()}
         return told | {"bits": self.bits, "randomness": self.randomness}
 
 
 def in_order(entries: Mapping[str, Tensor]) -> Tree:
-    """The numbers that are summed: counters are not."""
+    """The entries that are summed, sorted by name: floating-point ones, no counters."""
     return {k: v for k, v in sorted(entries.items()) if v.is_floating_point()}
 
 
 def wrong(found: Tree, due: Mapping[str, tuple[int, torch.dtype]]) -> str:
-    """Why ``found`` is not what is due: names, lengths and types; empty if it is."""
+    """Why ``found`` does not match the names, lengths and dtypes of ``due``; empty if it does."""
     if found.keys() != due.keys():
         return f"it holds {len(found)} secret entries, and {len(due)} others are due"
     for key, (size, dtype) in due.items():
@@ -225,13 +251,13 @@ def wrong(found: Tree, due: Mapping[str, tuple[int, torch.dtype]]) -> str:
 
 
 def masked_of(update: Update, part: str) -> Vector:
-    """The vector of one site."""
+    """The masked vector of one site, as unsigned integers."""
     found: Vector = update.payload[f"{part}/masked"].numpy().view(np.uint64)
     return found
 
 
 def sum_of(vectors: Mapping[str, Vector]) -> Vector:
-    """Modulo 2^64."""
+    """Sum of the masked vectors modulo 2^64."""
     total = np.zeros_like(next(iter(vectors.values())))
     for vector in vectors.values():
         total += vector
@@ -239,7 +265,7 @@ def sum_of(vectors: Mapping[str, Vector]) -> Vector:
 
 
 def recovered(told: Any, key: str) -> bytes:
-    """A secret of 32 bytes from everybody's share of it."""
+    """A secret of 32 bytes, joined from the shares of it that the sites returned."""
     pairs = [site.read_share(to_bytes(answer[key])) for answer in told if key in answer]
     try:
         return join(pairs).to_bytes(masks.KEY, "little")
@@ -250,7 +276,7 @@ def recovered(told: Any, key: str) -> bytes:
 
 
 def require_enough(found: int, needed: int, asked: int) -> None:
-    """Fewer than the threshold cannot be summed."""
+    """Raise if fewer sites than the threshold are left."""
     if found < needed:
         raise RunError(
             f"{found} of {asked} sites are left, and secure-aggregation needs {needed}; lower its "

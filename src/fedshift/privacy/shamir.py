@@ -1,6 +1,8 @@
-"""Secrets in shares: any ``threshold`` of them give the secret back, fewer tell nothing.
+"""Secret sharing: any ``threshold`` shares give the secret back, fewer reveal nothing about it.
 
-Shamir, Communications of the ACM 1979, over the integers modulo a prime.
+Shamir, Communications of the ACM 1979, over the integers modulo a prime. ``site`` splits a site's
+secrets, and the server joins the shares of a site that dropped out or whose own mask it must remove
+(``secure``). The coefficients must come from a secret generator, never from one that others know.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ SecretShare = tuple[int, int]  # x, and the polynomial's value there
 def split(
     secret: int, positions: Sequence[int], threshold: int, draw: Callable[[], int]
 ) -> list[int]:
-    """Values at ``places`` (from 1 on) of a random polynomial of degree ``threshold`` - 1.
+    """Values at ``positions`` (from 1 on) of a random polynomial of degree ``threshold`` - 1.
 
     Its value at 0 is ``secret``; ``draw`` gives uniform numbers below the prime.
     """
@@ -31,7 +33,7 @@ def _evaluate(coefficients: Iterable[int], x: int) -> int:
 
 
 def join(shares: Sequence[SecretShare]) -> int:
-    """The secret: Lagrange's polynomial through the shares at 0."""
+    """The secret: the polynomial through the shares (Lagrange), evaluated at 0."""
     total = 0
     for x, y in shares:
         above, below = 1, 1

@@ -1,4 +1,15 @@
-"""A site's side of secure aggregation: its secrets of one round, and what it tells of them."""
+"""A site's side of secure aggregation: its secrets of one round, and what it reveals of them.
+
+:class:`SecureAggregation` calls it at the client; ``pairwise`` and ``read_share`` also serve the
+server. ``secure`` describes the exchanges in order. The rule that a site must never break: of any
+site it reveals a share of the own mask *or* of the mask key, never both, because the server could
+then unmask that site's update.
+
+Layout of a secret share: INDEX bytes of the polynomial's position, then ``shamir.SIZE`` bytes of
+its value, both little-endian; SHARE bytes in all. What one site sends another is a *box*: a share
+of b_k, then a share of the mask key, encrypted together, plus the 16 bytes of the Poly1305 tag by
+which the receiver notices a change; BOX bytes in all.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +24,40 @@ from fedshift.privacy import masks
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
 from fedshift.privacy.shamir import SIZE, SecretShare, split
 
-INDEX = 2  # bytes of a share's place
+INDEX = 2  # bytes of a share's position
 SHARE = INDEX + SIZE
-BOX = 2 * SHARE + 16  # two of them, encrypted and signed
+BOX = 2 * SHARE + 16  # two shares, encrypted and authenticated
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """Everything derives from one seed, so nothing has to be kept between two messages."""
+    """A site's secrets of one round, all derived from ``seed``; none is kept between messages."""
 
     name: str
     seed: bytes
 
     @property
     def own_mask(self) -> bytes:
-        """b_k, the seed of the mask that no other site knows."""
+        """b_k, the seed of the site's own mask, which no other site knows."""
         return masks.derive(self.seed, "own mask")
 
     @property
     def mask_key(self) -> bytes:
-        """Private key by which pairs of sites agree on their masks."""
+        """Private key from which each pair of sites derives its common mask."""
         return masks.derive(self.seed, "mask key")
 
     @property
     def encryption_key(self) -> bytes:
-        """Private key by which shares are encrypted."""
+        """Private key from which each pair of sites derives the key of its boxes."""
         return masks.derive(self.seed, "encryption key")
 
     def keys(self) -> Tree:
-        """Both public keys."""
+        """First exchange: both public keys."""
         pairs = {"encryption": self.encryption_key, "mask": self.mask_key}
         return {kind: to_tensor(masks.public_key(key)) for kind, key in pairs.items()}
 
     def shares(self, keys: Mapping[str, Tensor], threshold: int) -> Tree:
-        """For each site, one share of b_k and one of the mask key, which only it can read."""
+        """Second exchange: for each site a box with a share of b_k and one of the mask key."""
         positions = range(1, len(keys) + 1)
         draw = masks.Draws(masks.derive(self.seed, "shares"))
         whole = (self.own_mask, self.mask_key)
@@ -66,13 +77,16 @@ class Secrets:
         return masks.derive(common, "share", sender, receiver)
 
     def mask(self, peers: Mapping[str, Tensor], size: int) -> Vector:
-        """What hides this site's vector: its own mask and those it has in common with others."""
+        """Training: the sum of the site's own mask and of its pairwise masks with the others."""
         out = pairwise(self.mask_key, self.name, peers, size)
         return np.add(out, masks.expand(self.own_mask, size), out=out)
 
-    def unmask(self, letter: Tree, answered: set[str], needed: Callable[[int], int]) -> Tree:
-        """Shares of b_k of who answered, of the mask key of who did not; never both of one."""
-        keys, boxes = tree.under("encryption", letter), tree.under("share", letter)
+    def unmask(self, payload: Tree, answered: set[str], needed: Callable[[int], int]) -> Tree:
+        """Third exchange: shares of b_k of sites that replied, of the mask key of the others.
+
+        Never both of one site, and an error if fewer than ``needed`` sites replied.
+        """
+        keys, boxes = tree.under("encryption", payload), tree.under("share", payload)
         if len(answered) < needed(len(keys)) or not answered <= boxes.keys():
             raise RunError(
                 f"client {self.name} is asked to unmask the sum of {len(answered)} sites, and it "
@@ -88,7 +102,7 @@ class Secrets:
 
 
 def pairwise(key: bytes, name: str, peers: Mapping[str, Tensor], size: int) -> Vector:
-    """sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj): of one pair, one adds what the other takes."""
+    """sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj): one of a pair adds it, the other subtracts."""
     out = np.zeros(size, dtype=np.uint64)
     for peer in sorted(peers.keys() - {name}):
         common = masks.derive(masks.agree(key, to_bytes(peers[peer])), "mask")
@@ -98,7 +112,7 @@ def pairwise(key: bytes, name: str, peers: Mapping[str, Tensor], size: int) -> V
 
 
 def write_share(share: SecretShare) -> bytes:
-    """Place and value."""
+    """A share as bytes: position, then value."""
     return share[0].to_bytes(INDEX, "little") + share[1].to_bytes(SIZE, "little")
 
 

@@ -1,1 +1,4 @@
-"""Tables, figures and pages from run directories."""
+"""Results, tables, figures and pages, all from the contents of run directories.
+
+Nothing here trains, scores or changes a run.
+"""

@@ -1,6 +1,8 @@
-"""Figures: accuracy over rounds, accuracy per domain, and who holds what.
+"""Matplotlib figures: accuracy over rounds, accuracy per domain, and the data of each client.
 
-Imports matplotlib, which is an extra: others reach this module through ``report.optional``.
+Results, HTML pages and the command line draw with it, but only through ``report.optional``: it is
+the one module that imports matplotlib, an optional dependency. The same numbers must give the same
+bytes, so nothing may depend on the date or on the user's matplotlib settings.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from fedshift.data.dealing.holdings import Holdings
 from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.report.tables import TableRow, rows, rule_note, seeds_note
 
-INK = "#1f2328"  # of text and axes; on the page it becomes the page's own colour
+INK = "#1f2328"  # colour of text and axes; in an HTML page it becomes the page's text colour
 # Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # a second and a third tour of the colours
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # the next one when all colours are used
 MARKERS = "osD^vPXh"
 STYLE = {
     "font.size": 9,
@@ -51,19 +53,19 @@ STYLE = {
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"),
     INK,
 )
-METADATA: dict[str, dict[str, Any]] = {  # nothing that differs from day to day
+METADATA: dict[str, dict[str, Any]] = {  # no dates or versions: equal figures, equal bytes
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 NAMED = 20  # classes that a legend names one by one
 HATCHES = ("", "///", "...", "xxx", "---", "ooo", "\\\\\\", "+++")
-LINE = 0.17  # inches that one label takes
+LINE = 0.17  # height of one line of a label, in inches
 
 
 @contextmanager
 def style(**more: str) -> Iterator[None]:
-    """Our look while a figure is made or written; the user's own settings come back."""
+    """Use this project's matplotlib settings inside the block; the user's are restored after it."""
     look: Any = STYLE | {k.replace("_", "."): v for k, v in more.items()}
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -77,7 +79,7 @@ def _blank(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def curves(comparison: Comparison, scenario: str, protocol: str) -> Figure:
-    """Test accuracy over rounds: mean over seeds, a band of one deviation, the selected rounds."""
+    """Test accuracy over rounds: mean over seeds, band of one deviation, selected rounds."""
     found = rows(comparison, scenario, protocol)
     drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
     with style():
@@ -96,7 +98,7 @@ def curves(comparison: Comparison, scenario: str, protocol: str) -> Figure:
 
 
 def _below(label: str, found: Sequence[TableRow]) -> str:
-    """The axis label, and who is missing from the figure."""
+    """The axis label, and below it the methods that are missing because they have no such model."""
     missing = ", ".join(row.method for row in found if not row.avg.n)
     return f"{label}\n\n{wrapped(f'no such model: {missing}', 60)}" if missing else label
 
@@ -108,7 +110,7 @@ def _curves_note(found: Sequence[TableRow]) -> str:
 
 
 def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> tuple[float, float]:
-    """Draw one method; the end of its line."""
+    """Draw the line, band and dots of one method; returns the end point of the line."""
     known = [dict(r.curve(protocol)) for r in runs if r.outcome(protocol)]
     rounds = sorted(set.intersection(*(set(k) for k in known)))
     mean = [fmean(k[r] for k in known) for r in rounds]
@@ -128,7 +130,7 @@ def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> 
 def _label_ends(
     axes: Axes, names: Sequence[tuple[int, str]], ends: Sequence[tuple[float, float]], height: float
 ) -> None:
-    """Each method's name beside the end of its line; names that would overlap move apart."""
+    """Write each method's name beside the end of its line; names that overlap are moved apart."""
     low, high = axes.get_ylim()
     gap = LINE * tallest(names) / (height - 1.0) * (high - low)
     levels = spread_out([y for _, y in ends], gap)
@@ -155,7 +157,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def tallest(names: Sequence[tuple[int, str]]) -> int:
-    """Lines of the longest name."""
+    """Number of lines of the name with the most lines."""
     return max((name.count("\n") + 1 for _, name in names), default=1)
 
 
@@ -181,7 +183,7 @@ def _title(axes: Axes, title: str, note: str) -> None:
 
 
 def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
-    """Accuracy per domain at the selected round: a dot per method, a bar of one deviation."""
+    """Accuracy per domain at the selected round: dots are methods, bars one standard deviation."""
     found = rows(comparison, scenario, protocol)
     names = list(found[0].domains) if found else []
     drawn = [(i, row) for i, row in enumerate(found) if row.avg.n]
@@ -226,7 +228,7 @@ def _dots(
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as png, svg or pdf, by suffix; the same numbers give the same bytes."""
+    """Write a figure as png, svg or pdf, by its suffix; equal numbers give equal bytes."""
     kind = path.suffix.removeprefix(".").lower()
     if kind not in METADATA:
         known = ", ".join(f".{k}" for k in METADATA)
@@ -243,22 +245,27 @@ def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: s
 
 
 def inline(figure: Figure, name: str, description: str) -> str:
-    """The figure as an ``<svg>`` element for a page: no address, and ids that begin with ``name``.
+    """The figure as an ``<svg>`` element to embed in a page.
 
-    Text stays text, and what is drawn in ink takes the colour of the page's text.
+    Ids begin with ``name``, so that several figures on one page do not clash. There is no link to
+    the outside. Text stays text, and everything drawn in ``INK`` takes the page's text colour, in
+    light and dark mode.
     """
     text = _rendered(figure, "svg", transparent=True, svg_fonttype="none").decode()
     found = re.search(r'viewBox="([^"]*)"[^>]*>(.*)</svg>', text, re.DOTALL)
     assert found is not None, "matplotlib wrote something that is not an svg"
     body = re.sub(r"<(metadata|style)\b.*?</\1>", "", found[2], flags=re.DOTALL)
-    body = re.sub(r" ?font-family: [^;\"]*;", "", body)  # the page's own
+    body = re.sub(r" ?font-family: [^;\"]*;", "", body)  # use the page's font
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body).replace(INK, "currentColor")
     head = f'<svg viewBox="{found[1]}" role="img" aria-label="{escape(description)}">'
     return f"{head}{body}</svg>"
 
 
 def partition(shown: Holdings) -> Figure:
-    """A bar per client, a colour per class; domains as groups, as hatches if clients mix them."""
+    """Training samples per client: one bar per client, one colour per class.
+
+    Domains are groups of clients, or hatches where clients hold more than one domain.
+    """
     n = len(shown.clients)
     figure = Figure(figsize=(8, 1.5 + 0.24 * n), layout="constrained")
     axes = figure.add_subplot()
@@ -277,7 +284,7 @@ def partition(shown: Holdings) -> Figure:
 
 
 def _colours(classes: int) -> list[Any]:
-    """One colour per class: told apart up to twenty, a scale beyond."""
+    """One colour per class: distinct ones up to twenty classes, a continuous scale beyond."""
     if classes <= NAMED:
         return list(colormaps["tab10" if classes <= 10 else "tab20"](np.arange(classes)))
     return list(colormaps["turbo"](np.linspace(0, 1, classes)))
@@ -325,7 +332,7 @@ def _domain_legend(axes: Axes, shown: Holdings) -> None:
 
 
 def _domain_groups(axes: Axes, shown: Holdings) -> None:
-    """Name each run of clients of one domain on the right, and rule it off."""
+    """Name each group of clients of one domain on the right, with a line between groups."""
     home = (shown.counts.sum(2) > 0).argmax(1)  # (clients,)
     starts = np.flatnonzero(np.diff(home, prepend=-1))
     for start, end in zip(starts, [*starts[1:], len(home)], strict=True):

@@ -1,4 +1,8 @@
-"""Tables as text: Markdown, LaTeX and CSV."""
+"""Tables as text: Markdown, LaTeX and CSV.
+
+The command ``report`` writes them. All numbers come from ``report.tables``; no format may compute,
+round or choose numbers of its own, and names from users are escaped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 
 def markdown(comparison: Comparison) -> str:
-    """One table per scenario; the best mean is bold."""
+    """One Markdown table per scenario; the best mean of each column is bold."""
     return "\n".join(_markdown(summary) for summary in summaries(comparison))
 
 
@@ -40,7 +44,7 @@ def _markdown_text(text: str) -> str:
 
 
 def latex(comparison: Comparison) -> str:
-    """One booktabs table per scenario; the best mean is bold."""
+    """One booktabs table per scenario; the best mean of each column is bold."""
     return "\n".join(_latex(summary) for summary in summaries(comparison))
 
 
@@ -70,7 +74,7 @@ def _latex(summary: Summary) -> str:
 
 
 def tex(text: str) -> str:
-    r"""Plain text for LaTeX.
+    r"""Escape plain text for LaTeX.
 
     >>> print(tex("lr_decay 5%"))
     lr\_decay 5\%
@@ -79,7 +83,7 @@ def tex(text: str) -> str:
 
 
 def csv(comparison: Comparison) -> str:
-    """One line per run, protocol, choice and value; what a method has no model for has no line."""
+    """One line per run, protocol, choice and value; no line where a method has no such model."""
     out = io.StringIO()
     sheet = csv_writer(out, lineterminator="\n")
     titles = "run method scenario seed protocol choice rule round measure domain value"
@@ -96,6 +100,7 @@ def csv(comparison: Comparison) -> str:
 
 
 def _values(outcome: Outcome) -> Iterable[tuple[str, str, float]]:
+    """(measure, domain, value) of each domain's accuracy and of every measure."""
     for domain, value in outcome.metrics.domains.items():
         yield "accuracy", domain, value
     for measure in MEASURES:
@@ -103,5 +108,5 @@ def _values(outcome: Outcome) -> Iterable[tuple[str, str, float]]:
 
 
 def write(text: str, path: Path) -> None:
-    """Put a table into a file, atomically."""
+    """Write a table to a file, atomically."""
     write_bytes(path, text.encode())

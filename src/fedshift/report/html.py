@@ -1,4 +1,8 @@
-"""A comparison as one HTML file that needs nothing else."""
+"""A comparison as one self-contained HTML page.
+
+The commands ``compare`` and ``report`` write it. The page must never load anything from elsewhere,
+and every name that comes from a user or a run is escaped by the template.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Score:
-    """A cell as the page shows it."""
+    """A table cell as the page shows it."""
 
     mean: str
     spread: str
@@ -55,14 +59,14 @@ class Score:
 
     @classmethod
     def of(cls, cell: Cell, *, best: bool = False, mark: str = "") -> Score:
-        """Mean and deviation apart, so that the second can be set smaller."""
+        """Split a cell into mean and deviation, so that the deviation can be printed smaller."""
         mean, _, spread = str(cell).partition(" ± ")
         return cls(mean, spread, best, mark)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: the first cell of each line is its heading."""
+    """A table of the page; the first cell of each line is its heading."""
 
     title: str
     heads: Sequence[str]
@@ -71,7 +75,7 @@ class Grid:
 
 
 def write(comparison: Comparison, path: Path) -> Path:
-    """Write the page, atomically; the folder it is in anchors the paths of the runs."""
+    """Write the page, atomically; paths of run directories are relative to its folder."""
     if not comparison.results:
         raise ConfigError(f"no run is finished, so {path} would be empty; finish one first")
     write_bytes(path, page(comparison, path.parent).encode())
@@ -79,7 +83,7 @@ def write(comparison: Comparison, path: Path) -> Path:
 
 
 def page(comparison: Comparison, folder: Path) -> str:
-    """The page as text, to be put into ``folder``."""
+    """The page as text, for a file in ``folder``."""
     source = resources.files("fedshift.report").joinpath("template.html.j2").read_text("utf-8")
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -95,13 +99,13 @@ def page(comparison: Comparison, folder: Path) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """How many methods, and where."""
+    """Number of methods, and the scenarios."""
     count = len(comparison.methods)
     return f"{count} method{'s' * (count != 1)} on {', '.join(comparison.scenarios)}"
 
 
 def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str, Any]:
-    """Everything the page says about one scenario."""
+    """Everything the page shows about one scenario."""
     runs = runs_of(comparison, summary.scenario)
     return {
         "name": summary.scenario,
@@ -118,7 +122,7 @@ def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str,
 
 
 def facts(runs: Sequence[RunResult]) -> dict[str, str]:
-    """What the scenario is made of; values that differ between runs stand side by side."""
+    """The main settings of the scenario; values that differ between runs are joined by "or"."""
     columns: dict[str, Callable[[RunResult], Any]] = {
         "domains": lambda r: ", ".join(r.config.scenario.domains),
         "unseen domain": lambda r: r.config.scenario.unseen or NONE,
@@ -135,14 +139,14 @@ def facts(runs: Sequence[RunResult]) -> dict[str, str]:
 
 
 def overview(summary: Summary) -> Grid:
-    """Methods x protocols."""
+    """The table of methods x protocols."""
     found = summary.lines(lambda row, best: Score.of(row.avg, best=best, mark=row.mark))
     lines: list[list[str | Score]] = [[name, *cells, *sizes] for name, cells, sizes in found]
     return Grid("", summary.headings, lines, "ORACLE" in summary.chosen)
 
 
 def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]:
-    """One protocol: figures, and the domains at the selected, the last and the oracle round."""
+    """One protocol: figures, and tables per domain at the selected, last and oracle round."""
     return {
         "name": name,
         "text": PROTOCOLS.get(name, ""),
@@ -152,7 +156,7 @@ def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]
 
 
 def per_domain(found: Sequence[TableRow], choice: Choice) -> Grid:
-    """One line per method: its domains, then AVG, STD, ALL and worst."""
+    """One line per method: each domain's accuracy, then AVG, STD, ALL and worst."""
     names = list(found[0].domains)
     measures = measures_of(names)
     columns = [_column(found, [row.domains[name] for row in found]) for name in names]
@@ -167,19 +171,19 @@ def per_domain(found: Sequence[TableRow], choice: Choice) -> Grid:
 
 
 def _measure(found: Sequence[TableRow], measure: str) -> list[Score]:
-    """A column of AVG, STD, ALL or worst; STD has no best."""
+    """A column of AVG, STD, ALL or worst; in STD no value is marked as best."""
     cells: list[Cell] = [getattr(row, measure) for row in found]
     return [Score.of(c) for c in cells] if measure == "std" else _column(found, cells)
 
 
 def _column(found: Sequence[TableRow], cells: Sequence[Cell]) -> list[Score]:
-    """One column, its best in bold."""
+    """One column, its best value in bold."""
     best = leaders(cells, [row.oracle for row in found])
     return [Score.of(c, best=b) for c, b in zip(cells, best, strict=True)]
 
 
 def drawings(comparison: Comparison, scenario: str, name: str) -> Iterable[str]:
-    """The protocol's figures as svg; none without matplotlib."""
+    """The protocol's figures as svg; none if matplotlib is not installed."""
     if not optional.has_matplotlib():
         return
     figures = optional.figures()
@@ -191,7 +195,7 @@ def drawings(comparison: Comparison, scenario: str, name: str) -> Iterable[str]:
 
 
 def traffic(comparison: Comparison, summary: Summary) -> Grid:
-    """Bytes over the wire, means over seeds."""
+    """Bytes sent up and down per method, means over seeds."""
     heads = ("method", "up/round", "down/round", "up, training", "down, training")
     lines = []
     for row in summary.rows:
@@ -209,7 +213,7 @@ def traffic(comparison: Comparison, summary: Summary) -> Grid:
 
 
 def shares(comparison: Comparison, summary: Summary) -> Grid:
-    """What data-derived payload left a site."""
+    """Which data-derived payload left the sites, per method."""
     lines = [
         [row.method, shared(comparison.of(row.method, summary.scenario)[0])] for row in summary.rows
     ]
@@ -223,14 +227,14 @@ def _runs(runs: Sequence[RunResult], folder: Path) -> list[list[str]]:
 
 
 def _place(result: RunResult, folder: Path) -> str:
-    """Where a run is, seen from the page."""
+    """The run directory as a path relative to the page's folder."""
     if result.path is None:
         return f"{result.config.name} (kept in memory)"
     return Path(os.path.relpath(result.path, folder)).as_posix()
 
 
 def environments(runs: Sequence[RunResult]) -> Grid:
-    """Versions that the runs were made with, each set once."""
+    """Package versions of the runs; equal sets of versions share a line."""
     found: dict[tuple[tuple[str, str], ...], int] = {}
     for run in runs:
         key = tuple((k, str(v)) for k, v in _environment(run).items())
@@ -241,7 +245,7 @@ def environments(runs: Sequence[RunResult]) -> Grid:
 
 
 def _environment(run: RunResult) -> dict[str, Any]:
-    """As recorded; a run kept in memory was made here and now."""
+    """Versions as recorded; a run kept in memory was made by this process."""
     if run.path is None:
         return environment()
     recorded: dict[str, Any] = read_json(run.path / "config.json").get("environment", {})

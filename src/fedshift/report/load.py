@@ -1,6 +1,7 @@
-"""Results from disk: one run's directory, or a folder of them.
+"""Results from disk: one run directory, or a folder of them.
 
-``fedshift.load`` and the commands ``show`` and ``report`` read here; nothing is played or changed.
+``fedshift.load``, deployments and the commands ``show`` and ``report`` use it. It only
+reads: nothing is trained or changed, and an unfinished run has no result.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from fedshift.runs.record import read_config, read_lines, read_summary
 
 
 def load(path: Path | str) -> RunResult | Comparison:
-    """A finished run from its directory, or all finished runs of a folder side by side.
+    """A finished run from its directory, or a comparison of all finished runs in a folder.
 
     Examples:
-        A folder without runs says so:
+        A folder that does not exist is an error:
 
         >>> load("/nowhere")
         Traceback (most recent call last):
@@ -42,7 +43,7 @@ def load_run(path: Path) -> RunResult:
 
 
 def load_comparison(out: Path) -> Comparison:
-    """All finished runs in a folder, in the order they were begun."""
+    """All finished runs in a folder, in the order in which they were started."""
     found = sorted(out.glob("*/config.json"), key=lambda file: file.stat().st_mtime_ns)
     found = [file for file in found if (file.parent / "summary.json").exists()]
     if not found:

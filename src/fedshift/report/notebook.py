@@ -1,7 +1,7 @@
-"""Results for notebooks: as HTML tables, and as pandas frames.
+"""Results in notebooks: as HTML tables, and as pandas data frames.
 
-The methods ``_repr_html_`` and ``to_frame`` of results call this module. Everything that a user
-or a run has named is escaped.
+The methods ``_repr_html_`` and ``to_frame`` of results call it. Every name that comes from a user
+or a run must be escaped, because a notebook executes what its HTML contains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_table(result: RunResult) -> str:
 
 
 def comparison_tables(comparison: Comparison) -> str:
-    """One table per scenario, the best of each column in bold, and what failed."""
+    """One table per scenario, the best of each column in bold, then the runs that failed."""
 
     def cell(row: TableRow, best: bool) -> str:
         text = escape(f"{row.avg}{row.mark}")
@@ -59,7 +59,7 @@ def _table(
     *,
     raw: bool = False,
 ) -> str:
-    """An HTML table; cells are escaped here unless they are ``raw`` HTML already."""
+    """An HTML table; cells are escaped here unless they are ``raw``, that is, HTML already."""
     shown = [[cell if raw else escape(cell) for cell in line] for line in lines]
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in line)}</tr>" for line in shown)
@@ -70,7 +70,7 @@ def _table(
 
 
 def history(result: RunResult) -> Any:
-    """A row per evaluated round, protocol and split; a column per measure and per domain."""
+    """A data frame: one row per scored round, protocol and split, with measures and domains."""
     rows = [
         {"round": row["round"], "protocol": protocol, "split": split} | _numbers(numbers)
         for row in result.history
@@ -81,7 +81,7 @@ def history(result: RunResult) -> Any:
 
 
 def selected(comparison: Comparison) -> Any:
-    """A row per run and protocol with the numbers of its selected round."""
+    """A data frame: one row per run and protocol, with the numbers of the selected round."""
     rows = []
     for result in comparison.results:
         first = {

@@ -1,6 +1,7 @@
-"""Libraries that a report can use and does not need: is one there, and how to get it.
+"""Optional libraries of reports: whether one is installed, and how to install it.
 
-Figures need matplotlib and data frames pandas; tables, pages and everything else work without.
+Figures need matplotlib and data frames need pandas; everything else must work without them. Modules
+that use either go through here and never import it themselves, ``report.figures`` excepted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def has_matplotlib() -> bool:
 
 
 def figures() -> Any:
-    """The module that draws, or one line that says how to get what it needs."""
+    """The module that draws figures; without matplotlib an error that says how to install it."""
     if not has_matplotlib():
         raise ConfigError(
             'figures need matplotlib, which is not installed; pip install "fedshift[report]"'
@@ -27,7 +28,7 @@ def figures() -> Any:
 
 
 def pandas() -> Any:
-    """Pandas, or one line that says how to get it."""
+    """The pandas module; an error that says how to install it if it is missing."""
     if importlib.util.find_spec("pandas") is None:
         raise ConfigError("data frames need pandas, which is not installed; pip install pandas")
     return importlib.import_module("pandas")

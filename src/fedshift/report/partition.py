@@ -1,4 +1,7 @@
-"""Who holds what as a table on the screen: clients x domains x classes."""
+"""The data of each client as a table on the screen: clients x domains x classes.
+
+The command line prints it before anybody trains. It shows counts of samples, never the samples.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from rich.table import Table as RichTable
 from fedshift.data.dealing.holdings import Holdings
 from fedshift.data.dealing.shares import Ints
 
-COLUMNS = 12  # classes that a table shows one by one
+COLUMNS = 12  # largest number of classes that get a column each
 
 
 def render_table(shown: Holdings) -> RichTable:
-    """One line per client and domain; beyond twelve classes their number and the largest one."""
+    """One line per client and domain, one column per class.
+
+    With more than twelve classes their number and the largest class take the place of the columns.
+    """
     out = RichTable("client", "domain", title="Training samples", title_justify="left")
     few = len(shown.classes) <= COLUMNS
     for column in (*(shown.classes if few else ("classes", "largest class")), "samples"):
@@ -28,7 +34,7 @@ def render_table(shown: Holdings) -> RichTable:
 
 
 def _lines(shown: Holdings) -> Iterable[tuple[str, str, Ints]]:
-    """Client (named once), domain and class counts (K,) of every line."""
+    """Client (only on its first line), domain and class counts (K,) of every line."""
     for client, by_domain in zip(shown.clients, shown.counts, strict=True):
         label = client
         for domain, counts in zip(shown.domains, by_domain, strict=True):

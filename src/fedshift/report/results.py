@@ -1,4 +1,8 @@
-"""What runs and comparisons return: typed numbers, and how each was chosen."""
+"""The results that ``run`` and ``compare`` return: numbers, and the rule that chose their round.
+
+Users read them directly; tables, figures and pages are made from them. A number must never appear
+without its selection rule: an oracle's choice, which looked at test data, is always marked.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ Choice = Literal["selected", "last", "oracle"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One protocol's numbers at one round, and the rule that chose the round.
+    """The numbers of one protocol at one round, and the rule that chose the round.
 
-    ``rule`` is validation, last, or oracle; the last of these looked at test data.
+    ``rule`` is validation, last, or oracle; an oracle chooses the round on test data.
     """
 
     rule: str
@@ -33,9 +37,9 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """A finished run: its numbers, its history, and where it is on disk.
+    """A finished run: its configuration, its history over rounds, its summary, and its directory.
 
-    In a notebook it shows itself as a table; :meth:`plot` draws accuracy over rounds and
+    In a notebook it is displayed as a table; :meth:`plot` draws accuracy over rounds and
     :meth:`to_frame` gives the history to pandas.
     """
 
@@ -46,11 +50,11 @@ class RunResult:
 
     @property
     def label(self) -> str:
-        """The method as tables print it."""
+        """The method's name in tables."""
         return self.config.label
 
     def outcome(self, protocol: str, choice: Choice = "selected") -> Outcome | None:
-        """Numbers of a protocol, None where the method has no such model."""
+        """The numbers of a protocol; None if the method has no such model."""
         found = self.summary["protocols"].get(protocol)
         if found is None:
             return None
@@ -58,19 +62,19 @@ class RunResult:
         return Outcome(row["rule"], row["round"], Metrics.from_json(row["metrics"]))
 
     def accuracy(self, protocol: str, choice: Choice = "selected") -> float:
-        """AVG over domains in per cent, NaN where the method has no such model."""
+        """AVG over domains in per cent; NaN if the method has no such model."""
         outcome = self.outcome(protocol, choice)
         return outcome.metrics.avg if outcome else math.nan
 
     def curve(
         self, protocol: str, key: str = "avg", split: str = "test"
     ) -> list[tuple[int, float]]:
-        """(round, value) of every evaluation."""
+        """(round, value) of every scored round."""
         rows = [r for r in self.history if protocol in r.get("scores", {})]
         return [(r["round"], r["scores"][protocol][split][key]) for r in rows]
 
     def rounds_to(self, threshold: float, protocol: str) -> int | None:
-        """First evaluated round whose AVG reaches ``threshold``."""
+        """First scored round whose AVG over domains reaches ``threshold``; None if none does."""
         return rounds_to(threshold, self.curve(protocol))
 
     def __repr__(self) -> str:
@@ -83,17 +87,17 @@ class RunResult:
         return _notebook().run_table(self)
 
     def to_frame(self) -> Any:
-        """The history as a pandas frame: a row per evaluated round, protocol and split."""
+        """The history as a pandas data frame: one row per scored round, protocol and split."""
         return _notebook().history(self)
 
     def plot(self, protocol: str | None = None) -> Any:
-        """Test accuracy over rounds as a matplotlib figure, by default of the first protocol."""
+        """Test accuracy over rounds as a matplotlib figure; by default of the first protocol."""
         return Comparison([self]).plot(protocol)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over seeds with the sample deviation (NaN for one seed)."""
+    """Mean over seeds and sample standard deviation (NaN for a single seed)."""
 
     mean: float
     std: float
@@ -101,7 +105,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Cell:
-        """Cell of the values that are numbers."""
+        """Mean and deviation of ``values``; NaN values are left out."""
         known = [v for v in values if not math.isnan(v)]
         if not known:
             return cls(math.nan, math.nan, 0)
@@ -119,7 +123,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not finish, and why."""
+    """A run that did not finish, and the reason."""
 
     config: RunConfig
     reason: str
@@ -129,7 +133,7 @@ class Failure:
 class Comparison:
     """Several runs side by side.
 
-    In a notebook it shows itself as a table per scenario; :meth:`plot` draws the methods over
+    In a notebook it is displayed as one table per scenario; :meth:`plot` draws the methods over
     rounds and :meth:`to_frame` gives one row per run and protocol to pandas.
     """
 
@@ -139,20 +143,20 @@ class Comparison:
 
     @property
     def methods(self) -> list[str]:
-        """Labels in the order they were asked for."""
+        """Labels of the methods, in the order in which they were requested."""
         return list(dict.fromkeys(r.label for r in self.results))
 
     @property
     def scenarios(self) -> list[str]:
-        """Scenarios in order, each with what was changed of the registered one."""
+        """Labels of the scenarios in order, each with its changes to the registered one."""
         return list(dict.fromkeys(r.config.scenario_label for r in self.results))
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
-        """Runs of one method in one scenario, by seed."""
+        """The runs of one method in one scenario, one per seed."""
         return [r for r in self.results if (r.label, r.config.scenario_label) == (method, scenario)]
 
     def protocols(self, scenario: str) -> list[str]:
-        """Protocols of a scenario that at least one method has an answer to."""
+        """The protocols of a scenario for which at least one method has a model."""
         runs = [r for r in self.results if r.config.scenario_label == scenario]
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
@@ -164,12 +168,12 @@ class Comparison:
         key: str = "avg",
         choice: Choice = "selected",
     ) -> Cell:
-        """One number over seeds: avg, std, all, worst, or the name of a domain."""
+        """One number over seeds: ``key`` is avg, std, all, worst, or the name of a domain."""
         outcomes = [r.outcome(protocol, choice) for r in self.of(method, scenario)]
         values = [
             o.metrics.domains[key]
             if key in o.metrics.domains
-            else getattr(o.metrics, key, math.nan)  # nobody of that domain answered
+            else getattr(o.metrics, key, math.nan)  # no client of that domain replied
             for o in outcomes
             if o is not None
         ]
@@ -186,13 +190,13 @@ class Comparison:
         return _notebook().comparison_tables(self)
 
     def to_frame(self) -> Any:
-        """Selected rounds as a pandas frame: a row per run and protocol."""
+        """The selected rounds as a pandas data frame: one row per run and protocol."""
         return _notebook().selected(self)
 
     def plot(self, protocol: str | None = None, scenario: str | None = None) -> Any:
         """Accuracy over rounds of every method, as a matplotlib figure.
 
-        By default of the first scenario, and of the first protocol that somebody has a model for.
+        By default for the first scenario, and the first protocol for which some method has a model.
         """
         if not self.results:
             raise ConfigError("there is no finished run to draw; finish one first")
@@ -202,12 +206,12 @@ class Comparison:
 
 
 def _one_of(kind: str, wanted: str | None, known: Sequence[str]) -> str:
-    """The wanted one, or the first."""
+    """``wanted`` if it is known, or the first known one if it is None."""
     if wanted is not None and wanted not in known:
         raise UnknownNameError.of(f"{kind} of these runs", wanted, known)
     return known[0] if wanted is None else wanted
 
 
 def _notebook() -> Any:
-    """The module that renders results, which itself is made of them: imported when asked."""
+    """``report.notebook``, which imports this module and so can only be imported when needed."""
     return import_module("fedshift.report.notebook")

@@ -1,4 +1,8 @@
-"""Tables on the screen: a comparison, or one run in detail."""
+"""Tables in the terminal: a comparison, or one run in detail.
+
+The commands ``run``, ``compare`` and ``show`` print them. All numbers come from ``report.tables``
+and the results; nothing may be computed or chosen here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from fedshift.report.tables import (
 
 
 def console(comparison: Comparison) -> RenderableType:
-    """One table per scenario, and what its numbers rest on."""
+    """One table per scenario, with the selection rule and the confounders below it."""
     return Group(*(part for summary in summaries(comparison) for part in _screen(summary)))
 
 
@@ -56,7 +60,7 @@ def _table(title: str, heads: Sequence[str]) -> Table:
 
 
 def detail(result: RunResult) -> RenderableType:
-    """One run: every protocol at the three rounds, traffic, sharing, confounders."""
+    """One run: every protocol at its three rounds, traffic, shared payload and confounders."""
     scenario, facts = result.config.scenario, result.summary
     head = Text(result.label, style="bold")
     head.append(

@@ -1,4 +1,8 @@
-"""The numbers of a comparison as rows and columns, for screens, files and pages."""
+"""The numbers of a comparison as rows and columns, for screens, files and pages.
+
+Every format reads its numbers here, so that all of them print the same. No table may present a
+round that was chosen on test data as if it were chosen fairly.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class TableRow:
-    """One method under one protocol; cells are over seeds, empty where it has no such model."""
+    """One method under one protocol; cells are over seeds, and empty if it has no such model."""
 
     method: str
     domains: dict[str, Cell]
@@ -31,7 +35,7 @@ class TableRow:
     std: Cell  # over domains
     all: Cell
     worst: Cell
-    rounds_to: Cell | None  # over the seeds that got there; None if no threshold was asked for
+    rounds_to: Cell | None  # over the seeds that reached the threshold; None without a threshold
     up: float  # bytes per round, all clients together, mean over seeds
     down: float
     seeds: int
@@ -39,12 +43,12 @@ class TableRow:
 
     @property
     def oracle(self) -> bool:
-        """Whether a round was chosen on test data."""
+        """Whether the round was chosen on test data."""
         return "oracle" in self.rules
 
     @property
     def mark(self) -> str:
-        """What stands next to each number of this row."""
+        """The warning printed next to each number of this row; empty for a fair choice."""
         return " ORACLE" if self.oracle else ""
 
 
@@ -56,7 +60,7 @@ def rows(
     *,
     threshold: float | None = None,
 ) -> list[TableRow]:
-    """One row per method that ran in the scenario, in the order they were asked for."""
+    """One row per method that ran in the scenario, in the order in which they were requested."""
     names = domains_of(runs_of(comparison, scenario), protocol)
     runs = [comparison.of(method, scenario) for method in comparison.methods]
     return [_row(found, names, protocol, choice, threshold) for found in runs if found]
@@ -91,7 +95,7 @@ def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
 
 
 def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:
-    """Domains a protocol is scored on, in the scenario's order."""
+    """The domains on which a protocol is scored, in the scenario's order."""
     outcomes = [o for r in runs if (o := r.outcome(protocol))]
     scored = dict.fromkeys(d for o in outcomes for d in o.metrics.domains)
     known = [d for r in runs for d in r.config.scenario.domains if d in scored]
@@ -99,12 +103,15 @@ def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:
 
 
 def measures_of(names: Sequence[str]) -> tuple[str, ...]:
-    """AVG, STD, ALL and worst; nothing where there is one domain and they repeat it."""
+    """AVG, STD, ALL and worst; none of them for a single domain, which they would repeat."""
     return MEASURES if len(names) > 1 else ()
 
 
 def leaders(cells: Sequence[Cell], oracle: Sequence[bool]) -> list[bool]:
-    """Which cells have the best mean as it is printed; no oracle wins over an honest number."""
+    """Which cells have the best mean, compared as printed; ties all win.
+
+    A round chosen on test data never wins against one that was chosen fairly.
+    """
     honest = any(c.n and not o for c, o in zip(cells, oracle, strict=True))
     fair = [c.n > 0 and not (honest and o) for c, o in zip(cells, oracle, strict=True)]
     best = max((round(c.mean, 1) for c, f in zip(cells, fair, strict=True) if f), default=None)
@@ -112,13 +119,13 @@ def leaders(cells: Sequence[Cell], oracle: Sequence[bool]) -> list[bool]:
 
 
 def per_round(result: RunResult) -> dict[str, float]:
-    """Bytes of training that crossed the wire in a round, by direction."""
+    """Bytes of training messages per round, by direction."""
     train, played = result.summary["bytes"]["train"], result.summary["rounds"]
     return {way: count / played for way, count in train.items()}
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes, readable.
 
     >>> size(31016)
     '31 kB'
@@ -131,12 +138,15 @@ def size(count: float) -> str:
 
 
 def rule_note(rules: Iterable[str]) -> str:
-    """How rounds were chosen, in words."""
+    """How rounds were chosen, as text."""
     return "; ".join(RULES.get(rule, rule) for rule in dict.fromkeys(rules))
 
 
 def confounders(runs: Sequence[RunResult]) -> dict[str, str]:
-    """The choices printed with every number; one that is not the same for all runs says so."""
+    """The scenario's choices that are printed with every number.
+
+    If the runs differ in any setting of the scenario, an extra entry names those settings.
+    """
     tables = [r.summary["confounders"] for r in runs]
     keys = dict.fromkeys(k for t in tables for k in t)
     out = {k: " or ".join(dict.fromkeys(t.get(k, NONE) for t in tables)) for k in keys}
@@ -146,7 +156,7 @@ def confounders(runs: Sequence[RunResult]) -> dict[str, str]:
 
 
 def seeds_note(found: Sequence[TableRow]) -> str:
-    """Over how many seeds the numbers are; with one there is no deviation to speak of."""
+    """Number of seeds behind the numbers, and whether a deviation is shown."""
     low, high = min(row.seeds for row in found), max(row.seeds for row in found)
     if high == 1:
         return "1 seed"
@@ -155,7 +165,7 @@ def seeds_note(found: Sequence[TableRow]) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """One scenario: methods x protocols."""
+    """The table of one scenario: methods x protocols."""
 
     scenario: str
     columns: dict[str, list[TableRow]]  # by protocol; the rows are the same methods everywhere
@@ -163,31 +173,31 @@ class Summary:
 
     @property
     def rows(self) -> list[TableRow]:
-        """The methods, under the first protocol."""
+        """The rows of the first protocol, one per method."""
         return next(iter(self.columns.values()), [])
 
     def heading(self, protocol: str) -> str:
-        """A column's name; an oracle is called one."""
+        """The title of a column; a choice on test data is marked in it."""
         oracle = any(row.oracle for row in self.columns[protocol])
         return f"{protocol} (ORACLE: chosen on test data)" if oracle else protocol
 
     @property
     def chosen(self) -> str:
-        """How rounds were chosen, in words."""
+        """How rounds were chosen, as text."""
         return rule_note(rule for found in self.columns.values() for r in found for rule in r.rules)
 
     @property
     def note(self) -> str:
-        """What the numbers are."""
+        """What the numbers are: measure, seeds and selection rule."""
         return f"Accuracy in per cent, AVG over domains, {seeds_note(self.rows)}; {self.chosen}"
 
     @property
     def headings(self) -> list[str]:
-        """Of :meth:`lines`."""
+        """The titles of all columns of :meth:`lines`."""
         return ["method", *map(self.heading, self.columns), "up/round", "down/round"]
 
     def lines(self, cell: Callable[[TableRow, bool], T]) -> list[tuple[str, list[T], list[str]]]:
-        """Per method: its label, ``cell(row, best)`` per protocol, bytes up and down."""
+        """Per method: its label, ``cell(row, best)`` per protocol, bytes up and down per round."""
         columns = []
         for found in self.columns.values():
             best = leaders([row.avg for row in found], [row.oracle for row in found])
@@ -199,7 +209,7 @@ class Summary:
 
 
 def summaries(comparison: Comparison) -> list[Summary]:
-    """One per scenario."""
+    """One summary per scenario."""
     return [
         Summary(
             name,
@@ -211,7 +221,7 @@ def summaries(comparison: Comparison) -> list[Summary]:
 
 
 def choice_name(choice: str, rule: str) -> str:
-    """A choice in words that cannot be taken for a fair one if it is not.
+    """The name of a choice; one made on test data is marked, so that nobody takes it for fair.
 
     >>> choice_name("selected", "validation"), choice_name("oracle", "oracle")
     ('selected (validation)', 'oracle (chosen on test data)')
@@ -223,16 +233,16 @@ def choice_name(choice: str, rule: str) -> str:
 
 
 def measure_name(measure: str) -> str:
-    """As the papers print it."""
+    """A measure's name as papers print it."""
     return measure if measure == "worst" else measure.upper()
 
 
 def joined(pairs: Mapping[str, str]) -> str:
-    """Confounders as one line."""
+    """Names and values on one line."""
     return "; ".join(f"{key}: {value}" for key, value in pairs.items())
 
 
 def shared(result: RunResult) -> str:
-    """Data-derived payload that leaves a site, by part."""
+    """The data-derived payload that leaves a site, by part, as text."""
     found: dict[str, str] = result.summary["shares"]
     return "; ".join(f"{part}: {text}" for part, text in found.items()) or "nothing"

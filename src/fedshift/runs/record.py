@@ -1,4 +1,23 @@
-"""One run's directory: what is written when, so that killing it loses at most one round."""
+"""One run's directory: what is written when, so that killing the process loses at most one round.
+
+A session writes through :class:`Record`; results, reports and deployments read with the functions
+below. Files are JSON, JSON lines and safetensors; nothing is ever unpickled.
+
+The order of writing is what makes a run resumable after ``kill -9``:
+
+1. Before round 1: ``config.json`` and ``experiment.toml``.
+2. During round t: each visited client's state and personal entries, in files named after the round.
+   Those of its last finished round are kept beside them, and training reads only what is older than
+   the round to be trained (``core.state``).
+3. At the end of round t: ``best.safetensors`` if no earlier round is better; lines appended to
+   ``metrics.jsonl`` and ``ledger.jsonl``; ``roster.json`` if it changed; and last the checkpoint
+   ``server.safetensors``, renamed into place. That rename is the commit: round t is finished.
+4. After the last round: ``weights.safetensors``, then ``summary.json``: the run is done.
+
+A process killed before the rename leaves the checkpoint of round t - 1. Resuming drops all lines of
+later rounds, a half-written last line included, ignores newer client states and repeats round t
+with the same result. Whatever is added to a run must be written before the rename.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +46,9 @@ Row = dict[str, Any]
 class Record:
     """Metrics and ledger of a run, in memory and, given a path, on disk.
 
-    Per round: metrics and ledger lines are appended, then the checkpoint is renamed into place.
-    The checkpoint's round is the truth; lines beyond it are dropped when a run is resumed.
+    It is the server's observer: every message in either direction becomes a line of the ledger.
+    Scores that are piggybacked on the next round's messages (``experiment.session``) are not known
+    when their round ends; such a row is ``pending`` until they are.
     """
 
     def __init__(
@@ -42,28 +62,28 @@ class Record:
         self.on_reply, self.on_loss = on_reply, on_loss
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
-        self.pending: Row | None = None  # the last round, if its scores are still to come
+        self.pending: Row | None = None  # row of the last round while its scores are missing
         self._written = {"metrics": 0, "ledger": 0}
-        # Where this run's clients keep their state, and where the server keeps what is personal.
+        # States of simulated clients, and the server's copies of personal entries.
         self.store: StateStore = client_store(path) if path else MemoryStore()
         self.personal: StateStore = (
             DiskStore(path / "checkpoints" / "personal") if path else MemoryStore()
         )
-        self._roster: Mapping[str, Update] | None = None  # as it was written
+        self._roster: Mapping[str, Update] | None = None  # the one that is on disk
 
     # observer
     def sent(self, message: Broadcast) -> None:
-        """Server to client."""
+        """Add a message from the server to a client to the ledger."""
         self._note(message, "down")
 
     def received(self, update: Update) -> None:
-        """Client to server."""
+        """Add a reply to the ledger, also one that is rejected later."""
         self._note(update, "up")
         if self.on_reply is not None:
             self.on_reply(update)
 
     def lost(self, lost: Lost) -> None:
-        """A message without an answer that counts."""
+        """Add a message that got no valid reply to the ledger, with the reason."""
         row = {"round": lost.round, "task": lost.task, "client": lost.client}
         self.ledger.append(
             row | {"direction": "lost", "bytes": 0, "kinds": {}, "reason": lost.reason}
@@ -72,17 +92,20 @@ class Record:
             self.on_loss(lost)
 
     def note_privacy(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
-        """Which privacy the run has given by the end of a round."""
+        """Add to the ledger what a privacy part guarantees at the end of a round."""
         row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
         self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
 
     def visits(self) -> Counter[str]:
-        """How often each client was asked to train, repetitions included."""
+        """How often each client was asked to train, repeated requests included.
+
+        Privacy accounting uses it: a request counts even if its reply was lost.
+        """
         rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
         return Counter(row["client"] for row in rows)
 
     def losses(self) -> dict[str, list[Row]]:
-        """Who was lost when, and why; by client."""
+        """Round, task and reason of every loss, by client."""
         out: dict[str, list[Row]] = defaultdict(list)
         for row in self.ledger:
             if row["direction"] == "lost":
@@ -90,23 +113,28 @@ class Record:
         return dict(sorted(out.items()))
 
     def unscored(self, round_: int) -> list[str]:
-        """Clients whose scores are missing in a round: their last word was a loss."""
+        """Clients whose scores are missing in a round: the latest request to score was lost.
+
+        Read from the end of the ledger, where the lines about scoring this round are. Under
+        ``on_loss=wait`` a loss may be followed by a reply; the latest line counts.
+        """
         rows = takewhile(lambda row: row["round"] == round_, reversed(self.ledger))
         last: dict[tuple[str, str], str] = {}
         for row in rows:
             if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
                 last.setdefault((row["client"], row["task"]), row["direction"])
-        return sorted({client for (client, _), word in last.items() if word == "lost"})
+        return sorted({client for (client, _), direction in last.items() if direction == "lost"})
 
     def _note(self, message: Broadcast | Update, direction: str) -> None:
+        """One line of the ledger: the message's size in bytes, by kind of content."""
         row = {"round": message.round, "task": message.task, "client": message.client}
-        kinds = message.weigh()
+        kinds = message.bytes_by_kind()
         self.ledger.append(
             row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds}
         )
 
     def traffic(self, task: str | None = None) -> dict[str, int]:
-        """Bytes by direction, of one task or of all."""
+        """Bytes by direction, for one task or for all of them."""
         out = {"down": 0, "up": 0}
         for row in self.ledger:
             if task in (None, row["task"]) and row["direction"] in out:
@@ -115,47 +143,60 @@ class Record:
 
     # files
     def create(self, compute: Compute) -> None:
-        """Write the configuration; fails before any training if the folder cannot be written."""
+        """Write the configuration; an unwritable folder is an error before any training."""
         if self.path is not None:
             write_json(self.path / "config.json", config_json(self.config, compute))
             write_run_file(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
-        """Close a round: append its lines, then put its checkpoint in place."""
+        """Finish a round with a complete row: append its lines, then replace the checkpoint."""
         self.metrics.append(row)
         self._close(server)
 
     def postpone(self, server: Server, row: Row) -> None:
-        """Close a round whose scores are still to come: its row waits beside the checkpoint."""
+        """Finish a round whose scores from the sites come with the next round's replies.
+
+        The row is written beside the checkpoint, before it: a run that is killed and resumed in
+        between finds the row and asks for the scores again.
+        """
         self.pending = row
         if self.path is not None:
-            write_json(self._waiting(server.round), row)
+            write_json(self._pending_path(server.round), row)
         self._close(server)
 
-    def settle(self) -> None:
-        """The row that waited is complete."""
+    def complete_pending(self) -> None:
+        """Move the pending row, now complete, to the metrics.
+
+        It reaches the disk when the round that brought the scores is committed.
+        """
         assert self.pending is not None
         self.metrics.append(self.pending)
         self.pending = None
 
-    def _waiting(self, round_: int) -> Path:
+    def _pending_path(self, round_: int) -> Path:
+        """Where the row of a round waits for its scores."""
         assert self.path is not None
         return self.path / "checkpoints" / f"pending-{round_}.json"
 
     def _close(self, server: Server) -> None:
+        """Write a finished round; the checkpoint comes last, see the module's docstring.
+
+        The row that was pending before this round is in the metrics by now, so its file is deleted.
+        """
         if self.path is None:
             return
         self._append("metrics", self.metrics)
         self._append("ledger", self.ledger)
-        if server.roster is not self._roster:  # replaced, never edited
+        if server.roster is not self._roster:  # a roster is replaced, never edited
             write_json(self.path / "checkpoints" / "roster.json", pack_roster(server.roster))
             self._roster = server.roster
         tensors = pack_server(server)
         meta = {"round": server.round}
         write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
-        self._waiting(server.round - 1).unlink(missing_ok=True)
+        self._pending_path(server.round - 1).unlink(missing_ok=True)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
+        """Append the rows that are not on disk yet."""
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :])
@@ -164,12 +205,12 @@ class Record:
         self._written[kind] = len(rows)
 
     def keep_best(self, model: Mapping[str, Any], round_: int) -> None:
-        """Keep the model of the best validation round."""
+        """Keep the shared entries of the best round so far on validation data."""
         if self.path is not None:
             write_tensors(self.path / "best.safetensors", dict(model), {"round": round_})
 
     def finish(self, server: Server, summary: Row) -> None:
-        """Write the final weights, and last the summary: a run with a summary is done."""
+        """Write the final weights, then the summary: a run with a summary is done."""
         if self.path is None:
             return
         meta = {"round": server.round}
@@ -177,7 +218,12 @@ class Record:
         write_json(self.path / "summary.json", summary)
 
     def restore(self, server: Server) -> bool:
-        """Put the last checkpoint into ``server``, in place; False if there is none."""
+        """Load the last checkpoint into ``server``, in place; False if there is none.
+
+        A pending row is taken up again unless the metrics have it already, which happens if the
+        process was killed after the lines of the next round were appended and before its
+        checkpoint.
+        """
         checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
         if checkpoint is None or not checkpoint.exists():
             return False
@@ -188,13 +234,13 @@ class Record:
         self._roster = server.roster
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
-        waiting = self._waiting(server.round)
+        waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
         self.pending = read_json(waiting) if waiting.exists() and not settled else None
         return True
 
     def _rewind(self, kind: str, last: int) -> list[Row]:
-        """Drop lines of a round that was not finished, torn ones included."""
+        """Drop the lines of a round that was not finished, a half-written one included."""
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
@@ -204,12 +250,12 @@ class Record:
 
 
 def client_store(path: Path) -> DiskStore:
-    """Where the clients of the run in ``path`` keep their state, if they live on its machine."""
+    """The store of client states in a run directory, for clients on the same machine."""
     return DiskStore(path / "checkpoints" / "clients")
 
 
 def config_json(config: RunConfig, compute: Compute) -> Row:
-    """The configuration as it is stored, with versions and the way of computing beside it."""
+    """The content of ``config.json``: configuration, package versions and compute settings."""
     return {
         "run": config.model_dump(mode="json"),
         "name": config.name,
@@ -219,7 +265,7 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
 
 
 def read_compute(path: Path | None) -> Compute | None:
-    """How the run in ``path`` began to compute; None if there is none."""
+    """The compute settings with which the run in ``path`` began; None if there is no run."""
     file = path / "config.json" if path else None
     held = read_json(file).get("compute") if file and file.exists() else None
     return Compute(**held) if held else None
@@ -240,7 +286,7 @@ def read_summary(path: Path) -> Row | None:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Rows of a jsonl file; a torn last line, left by a killed process, is dropped."""
+    """Rows of a JSON-lines file; a half-written last line of a killed process is dropped."""
     if not path.exists():
         return []
     rows = []
@@ -255,7 +301,7 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def pack_server(server: Server) -> Tree:
-    """Everything the server holds, as tensors; what is personal is in a store of its own."""
+    """Shared entries and the parts' server state as one tree; personal entries are stored apart."""
     groups = {"shared": server.shared}
     groups |= {f"state/{name}": entries for name, entries in server.state.items()}
     return tree.merge(tree.prefixed(name, entries) for name, entries in groups.items())
@@ -270,7 +316,7 @@ def unpack_server(server: Server, tensors: Tree) -> None:
 
 
 def pack_roster(roster: Mapping[str, Update]) -> Row:
-    """Who has enrolled, as JSON."""
+    """The enrolled clients as JSON, without the parts' summaries."""
     return {c: {"examples": u.examples, "facts": u.facts} for c, u in roster.items()}
 
 

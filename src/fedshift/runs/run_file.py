@@ -1,8 +1,8 @@
-"""A run as one file to repeat: ``fedshift run experiment.toml``.
+"""A run as one TOML file that can be repeated with ``fedshift run experiment.toml``.
 
-Every run directory holds one, complete; people write short ones by hand. What a file leaves out has
-the usual default, and ``scenario`` is a name, a table of changes to a named scenario, or a complete
-table::
+Every run directory contains a complete one; people write short ones by hand. A setting that is left
+out has its usual default, and ``scenario`` is a name, a table of changes to a named scenario, or a
+complete table::
 
     method = "fedprox"
     seed = 1
@@ -12,7 +12,8 @@ table::
     name = "digits"
     rounds = 20
 
-Reading never runs anything; ``experiment.run`` makes a configuration of what was read.
+``runs.record`` writes the file, ``experiment.run`` turns what was read into a configuration.
+Reading must never run anything.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedshift.core.scenario import Frozen, one_line
 from fedshift.engine.compute import Compute
 
 NAME = "experiment.toml"
-HEAD = "# The run in this folder; `fedshift run {name}` plays it again, elsewhere.\n"
+HEAD = "# The run in this folder; `fedshift run {name}` repeats it in another folder.\n"
 OBJECT = (
     "# Its method came as a Python object and must be given again from Python; what is here is\n"
     "# everything else.\n"
@@ -39,7 +40,7 @@ OBJECT = (
 
 
 class RunFile(Frozen):
-    """What a run file may say."""
+    """The settings that a run file may contain; an unknown one is an error."""
 
     method: str
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -70,11 +71,12 @@ def write_run_file(folder: Path, config: RunConfig, compute: Compute) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """A value that TOML can store; anything else as text."""
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def read_run_file(path: Path) -> RunFile:
-    """A run file, or that of a run directory; what is wrong in it is told in one line."""
+    """Read a run file, or the one in a run directory; an error is reported in one line."""
     file = path / NAME if path.is_dir() else path
     try:
         values = tomllib.loads(file.read_text())

@@ -1,4 +1,8 @@
-"""The summary of a run: which round is reported under which rule, from its metrics alone."""
+"""The summary of a run: which round is reported under which selection rule.
+
+A session writes it as ``summary.json`` when a run is finished. It must follow from the metrics
+alone, so that anybody can recompute it from the run directory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from fedshift.runs.record import Row
 
 
 def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
-    """The summary of a run as JSON; a pure function of its metrics."""
+    """The summary of a run as JSON; ``facts`` are added as they are."""
     scored = [row for row in history if row.get("scores")]
     names = [p for p in config.scenario.protocols if p in scored[-1]["scores"]]
     measured = {k: scored[-1][k] for k in config.scenario.analyses if k in scored[-1]}
@@ -26,12 +30,15 @@ def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
 
 
 def comparable(scored: Sequence[Row]) -> Sequence[Row]:
-    """Rounds in which every site was scored, if there are any: a mean over fewer is another one."""
+    """The rounds in which every site was scored, or all rounds if there is none.
+
+    A mean over fewer sites is a different quantity and must not win a comparison of rounds.
+    """
     return [row for row in scored if not row.get("unscored")] or scored
 
 
 def choose(protocol: str, scored: Sequence[Row], rule: str) -> Row:
-    """The selected, the last and the oracle round; ties go to the earliest."""
+    """The selected, the last and the oracle round of a protocol; the earliest wins a tie."""
 
     def best(split: str) -> Row:
         return max(comparable(scored), key=lambda row: row["scores"][protocol][split]["avg"])

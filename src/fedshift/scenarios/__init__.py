@@ -1,1 +1,1 @@
-"""Scenarios by name, one file per source; every module here is found by itself."""
+"""Scenarios by name, one file per source; every module here is discovered and imported."""

@@ -2,9 +2,9 @@
 
 ResNet-18 (ImageNet weights, bottleneck of 256), 224 px, resized crop, flip, jitter, grey, SGD 0.01
 with momentum 0.5, batch 64, 10 "epochs" of 20 iterations per round (5 on Rotated MNIST), 40 rounds;
-the target is scored as a whole. The paper does not state its selection (its code takes the best
-round on the target): validation here. Give the weights with ``backbone.pretrained=FILE``;
-without them the net starts from scratch.
+the whole target domain is scored. The paper does not state its model selection (its code takes
+the best round on the target); here validation data select. Give the weights with
+``backbone.pretrained=FILE``; without them the net starts from scratch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded scenario: four looks of digits to train on, a fifth kept unseen."""
+"""The scenario that needs no download: four looks of digits to train on, a fifth unseen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedshift.data.dealing.partitions import PerDomain, Pooled
 
 @register_scenario("digits")
 def digits() -> Scenario:
-    """Eight sites, two per look (scan, photo, print, meter), few labels each; outline is unseen."""
+    """Eight clients, two per look (scan, photo, print, meter), 40 images each; outline unseen."""
     return Scenario(
         name="digits",
         data="digits",
@@ -28,7 +28,7 @@ def digits() -> Scenario:
 
 @register_scenario("digits-pooled")
 def digits_pooled() -> Scenario:
-    """The same images at one site: what a model could learn if pooling were allowed."""
+    """The same images at one client: what a model could learn if data could be pooled."""
     return digits().change(
         name="digits-pooled",
         partition=Pooled(clients_per_domain=2, samples_per_client=40),

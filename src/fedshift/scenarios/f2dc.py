@@ -1,8 +1,9 @@
 """F2DC (2026): several clients per domain with a share of its data each, one global model.
 
 ResNet-10 from scratch, crop and flip, ImageNet normalisation, SGD 0.01 with momentum 0.9 and weight
-decay 1e-5, batch 64, 10 epochs, 100 rounds. Their code flips digits too; here they are not flipped
-(``scenario.augment=f2dc`` does). Their selection is not stated: validation here.
+decay 1e-5, batch 64, 10 epochs, 100 rounds. Their code flips digits too; here digits are not
+flipped unless ``scenario.augment=f2dc``. Their model selection is not stated; here validation data
+select.
 """
 
 from __future__ import annotations

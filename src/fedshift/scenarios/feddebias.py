@@ -2,8 +2,9 @@
 
 Ten clients, all in every round, 50 local steps, SGD 0.001 (MNIST) or 0.01, batch 64 or 32, inputs
 in [0, 1], nets without BatchNorm, 20 % of the training data held out; scored on the whole test set
-at every angle. Their figure is the mean of the five best test rounds, an oracle: validation here.
-CIFAR's two sets are each other's proxy; a method sees it only if public_set is allowed.
+at every angle. They report the mean of the five best rounds on the test set, an oracle; here
+validation data select. CIFAR-10 and CIFAR-100 serve as each other's public set, which a method sees
+only if public_set is allowed.
 """
 
 from __future__ import annotations

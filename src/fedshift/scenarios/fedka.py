@@ -1,8 +1,8 @@
 """FedKA (ACML 2022): labelled sources at the clients, an unlabelled target at the server.
 
 Pixels / 255, Adam 3e-4 whose state is kept over rounds, batch 16, 512 samples (32 steps) per round,
-200 rounds; the target is scored on the pool that voting uses, at the best round on it: an oracle,
-and called one.
+200 rounds. The paper scores the target on the same inputs that voting uses, at the best round on
+them; that selection is an oracle, and it is labelled as one.
 """
 
 from __future__ import annotations

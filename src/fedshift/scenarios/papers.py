@@ -1,4 +1,4 @@
-"""How a paper's scenario is registered: its values, and what a laptop changes of them."""
+"""Registers a paper's scenario: its values at paper scale, and what laptop scale changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.core.scenario import Scale, scaled
 def of_paper(
     name: str, what: str, paper: str, *, values: Mapping[str, Any], laptop: Mapping[str, Any]
 ) -> None:
-    """Register ``name`` at both scales."""
+    """Register the scenario ``name`` at both scales."""
 
     def build(scale: Scale = "laptop") -> Scenario:
         return scaled(Scenario(name=name, **values), scale, **laptop)
@@ -22,5 +22,5 @@ def of_paper(
 
 
 def leave_out(target: str, domains: tuple[str, ...]) -> dict[str, Any]:
-    """All domains but one are trained on; that one is unseen."""
+    """Train on all domains but ``target``, which is unseen."""
     return {"domains": tuple(d for d in domains if d != target), "unseen": target}

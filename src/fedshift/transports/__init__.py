@@ -1,4 +1,8 @@
-"""Ways to carry mail between the server and the sites, by name."""
+"""Transports by name: how messages reach the sites and how their replies come back.
+
+``experiment.session`` looks up ``Options.transport`` here and opens it with a :class:`Plan`. Every
+transport gives the same numbers for the same seed; Flower is imported only if it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from fedshift.transports.wire import Wire
 
 
 def _flower(plan: Plan) -> Transport:
-    """Flower's simulation on Ray; imported when it is asked for, as it is an extra."""
+    """Flower's simulation on Ray; imported only here, because Flower is an optional extra."""
     from fedshift.transports.flower.local import Local  # noqa: PLC0415
 
     return Local(plan)

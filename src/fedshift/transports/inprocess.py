@@ -1,4 +1,9 @@
-"""The shortest way: one worker in this process, tensors handed over as they are."""
+"""One worker in the server's own process; tensors are handed over without a copy.
+
+The transport ``inprocess``, the reference for all others and the fastest one for small runs. Its
+replies lie in the memory of the resident net, so nobody may keep one beyond the next visit without
+a copy (:meth:`~fedshift.core.message.Update.own`).
+"""
 
 from __future__ import annotations
 
@@ -10,22 +15,22 @@ from fedshift.engine.visit import Worker
 
 
 class InProcess:
-    """Visits the sites one after another on one resident net."""
+    """Visits the sites one after another, on one net that stays in memory."""
 
-    reply_lifetime = 1  # the next visit reuses the net
+    reply_lifetime = 1  # the next visit trains the net whose tensors this reply holds
     checks_finite = True
 
     def __init__(self, worker: Worker, *, lenient: bool = False) -> None:
         self.worker, self.store = worker, worker.store
-        self.lenient = lenient  # whether a visit that fails is a loss, or ends the run
+        self.lenient = lenient  # a failed visit is reported as Lost instead of ending the run
 
     def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
-        """Replies in the order of the mail, each as soon as it is there."""
+        """Replies in the order of the messages; each visit starts when its reply is asked for."""
         for message in messages:
             yield self.visit(message)
 
     def visit(self, message: Broadcast) -> Update | Lost:
-        """One site's reply, or why there is none."""
+        """One site's reply, or the reason why there is none."""
         try:
             return self.worker.visit(message)
         except FedshiftError as error:
@@ -34,4 +39,4 @@ class InProcess:
             return Lost(message.client, message.task, message.round, str(error))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no processes, sockets or files to release."""

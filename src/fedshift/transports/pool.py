@@ -1,8 +1,35 @@
 """Visits in worker processes of one thread each; tensors pass through shared memory.
 
-Replies come back as they finish; the server puts them in order. Each worker rebuilds its sites from
-the configuration around data that lie in shared memory, so nothing large is pickled, and a visit
-gives the same bits wherever it is played.
+The transport ``pool`` uses every core of one machine. ``engine.replies`` calls
+:meth:`Pool.deliver` and puts the replies, which come as they finish, in order. A worker rebuilds
+the federation from the configuration around data in shared memory: nothing large may be pickled,
+and a visit (one client's work on one message) must give the same bits whichever worker runs it.
+
+The memory scheme. Pipes carry scalars and tensor locations; tensors lie in blocks of shared memory
+(:mod:`~fedshift.transports.shared_memory`), and exactly one process writes each block:
+
+- The server writes the data sets into one block, once, before the workers start.
+- The server writes one common block per ``deliver``: tensors that several messages hold, above all
+  the shared model, are copied there once for all workers.
+- The server writes ``QUEUED`` blocks per worker, in turn, with what only one message holds:
+  personal entries and payload.
+- A worker writes its replies into ``QUEUED + reply_lifetime`` blocks of its own, in turn.
+
+No lock is needed, because the order of sending alone keeps a block from being overwritten while
+it is read. A worker holds at most ``QUEUED`` messages: the server sends it message j + ``QUEUED``
+once it has received reply j, so the worker is done with message j, and the new message takes over
+its block. The same limit protects replies. The next reply in the block of reply j has the number
+j + ``QUEUED`` + ``reply_lifetime``. A worker cannot write it before the server has sent the message
+of that number, and the server sends that when it receives reply j + ``reply_lifetime``. So reply j
+stays intact until the server asks for the ``reply_lifetime``-th reply after it; whoever needs it
+longer copies it first (``engine.replies.ReplyBuffer``). The common block is written at the start of
+``deliver``, when no worker holds a message.
+
+Locations are sent only when they change. From one message to the next in the same block, names,
+shapes and dtypes are nearly always the same, so the tensors lie where the last ones lay. To send
+hundreds of locations again and make new views of them would be work for nothing: the sender leaves
+them out (:class:`TensorPipe`), and the receiver finds the new values through the views that it made
+the first time.
 """
 
 from __future__ import annotations
@@ -35,13 +62,13 @@ from fedshift.engine.compute import Compute
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.transports.shared_memory import Reader, TensorLocation, Writer
 
-QUEUED = 2  # messages that a worker may hold, so that it never waits for the server
-SectionLocations = list[dict[str, TensorLocation]]  # where each entry lies, by section
+QUEUED = 2  # messages that a worker may hold: it starts the next one without waiting for us
+SectionLocations = list[dict[str, TensorLocation]]  # location of each entry, by section
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker process is given once."""
+    """What a worker process is given when it starts; pickled, so the data are locations."""
 
     config: RunConfig
     method: Method
@@ -53,23 +80,26 @@ class Start:
 
 @dataclass
 class WorkerProcess:
-    """The server's end of one worker process."""
+    """The server's side of one worker process."""
 
     process: Any
     connection: Connection
     pipe: TensorPipe
-    writers: list[Writer]
-    clients: deque[str]  # whose mail it holds
-    needs_script: bool  # whether it has run the caller's script
-    sent: int = 0
+    writers: list[Writer]  # blocks for messages, used in turn
+    clients: deque[str]  # of the messages that it holds, oldest first
+    needs_script: bool  # whether it had to import the caller's script
+    sent: int = 0  # messages so far; decides the next block
 
 
 class Pool:
-    """As many processes as ``plan.workers``; each visits one site at a time."""
+    """``plan.workers`` processes, each of which visits one site at a time.
 
-    reply_lifetime = (
-        2  # a worker has a block for each message it may hold, and for two replies more
-    )
+    A client's next visit may be run by another worker, so the sites' state has to be on disk: a
+    plan with a store in memory gets a temporary one.
+    """
+
+    # Two, so that a reply that arrives one place before its turn need not be copied.
+    reply_lifetime = 2
     checks_finite = True
 
     def __init__(self, plan: Plan) -> None:
@@ -95,9 +125,16 @@ class Pool:
             self._receive(worker)
 
     def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
-        """Replies as they arrive, each before the worker's next one is overwritten."""
+        """Replies as they arrive; each is valid until the second one after it is asked for.
+
+        A worker is given its next message before its reply is handed out, so it computes while
+        the server aggregates. If a visit fails and the run's policy is ``fail``, no further message
+        is sent, visits under way are finished, and the first error in the order of the messages is
+        raised.
+        """
         waiting = deque(messages)
         common = self._write_common(messages)
+        # With few messages a second one in a worker's queue could leave another worker idle.
         queued = QUEUED if len(messages) >= 2 * QUEUED * len(self._workers) else 1
         for _ in range(queued):
             for worker in self._workers:
@@ -115,12 +152,12 @@ class Pool:
                     continue
                 self._send(worker, waiting, common)
                 yield answer
-        for message in messages:  # the first in the order of the mail, as in process
+        for message in messages:  # the first in their order, as ``inprocess`` would
             if message.client in failed:
                 raise failed[message.client]
 
     def _answer(self, worker: WorkerProcess, task: Broadcast) -> Update | Lost | FedshiftError:
-        """What a worker has sent; a visit that failed is a loss if the run may outlive it."""
+        """A worker's next reply; a failed visit is a loss under a lenient policy, else an error."""
         client = worker.clients[0]
         try:
             scalars, sections = self._receive(worker)
@@ -132,11 +169,16 @@ class Pool:
         return Update(**scalars, **sections)
 
     def _write_common(self, messages: Sequence[Broadcast]) -> Locations:
-        """What several messages carry, written once."""
+        """Copy tensors that more than one message holds into the common block.
+
+        Tensors and trees are compared by identity, which is cheap and enough: the server puts the
+        very same tree into every message of a round. Such a tree's locations are looked up once,
+        not once per message.
+        """
         trees = [tree for message in messages for tree in message.sections()]
-        held = Counter(map(id, trees))  # messages that hold the very same tree, as most do
+        held = Counter(map(id, trees))  # how many messages hold the very same tree
         distinct = {id(tree): tree for tree in trees}
-        seen: Counter[int] = Counter()
+        seen: Counter[int] = Counter()  # how many messages hold the very same tensor
         for tree in distinct.values():
             for tensor in tree.values():
                 seen[id(tensor)] += held[id(tree)]
@@ -148,6 +190,7 @@ class Pool:
         return locations
 
     def _send(self, worker: WorkerProcess, waiting: deque[Broadcast], common: Locations) -> None:
+        """Send the next waiting message; only what the common block lacks is copied."""
         if not waiting:
             return
         message = waiting.popleft()
@@ -169,7 +212,7 @@ class Pool:
         return answer
 
     def close(self) -> None:
-        """Let the processes end by themselves."""
+        """End the workers by closing their connections, then release all memory."""
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
@@ -184,7 +227,7 @@ class Pool:
 
 @contextmanager
 def _alive(worker: WorkerProcess) -> Iterator[None]:
-    """Say whose worker it was if its line breaks."""
+    """If the connection breaks, raise an error that names the client and the likely cause."""
     try:
         yield
     except (EOFError, ConnectionError):
@@ -195,7 +238,12 @@ def _alive(worker: WorkerProcess) -> Iterator[None]:
 
 
 def _context() -> Any:
-    """Children of a clean process that has imported everything once; elsewhere, fresh ones."""
+    """How workers are started: on Linux by a fork server, elsewhere as new interpreters.
+
+    The fork server is a process without threads that has imported torch and every registered method
+    once (``transports.preload``), so a worker starts in milliseconds. To fork the caller's own
+    process would copy locks that its threads may hold.
+    """
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -205,53 +253,54 @@ def _context() -> Any:
 
 @dataclass
 class Locations:
-    """Where tensors lie, and those of whole trees, by identity."""
+    """Locations of tensors, and of whole trees, by the ``id`` of the tensor or tree."""
 
     of: dict[int, TensorLocation]
     trees: dict[int, dict[str, TensorLocation]] = field(default_factory=dict)
 
     def layout(self, tree: Tree) -> dict[str, TensorLocation]:
-        """Where each entry of a tree lies."""
+        """The location of each entry of a tree."""
         known = self.trees.get(id(tree))
         return {k: self.of[id(t)] for k, t in tree.items()} if known is None else known
 
     def with_(self, more: dict[int, TensorLocation]) -> Locations:
-        """Beside these, others."""
+        """These locations and ``more``; the cached trees are shared, not copied."""
         return Locations(self.of | more, self.trees) if more else self
 
 
 class TensorPipe:
-    """Messages over a connection whose tensors lie in shared memory.
+    """Messages over a connection; their tensors lie in shared memory.
 
-    Where they lie seldom changes from one message in a slot to the next: then it is not said again,
-    and the views that the reader has made still hold.
+    A slot is the sender's block that a message uses. Both sides remember what was sent last for
+    each slot: locations that have not changed are left out, and the receiver reuses its views. So
+    every message must be received, in order.
     """
 
     def __init__(self, connection: Connection, reader: Reader) -> None:
         self.connection, self.reader = connection, reader
-        self._said: dict[int, SectionLocations] = {}  # by slot
-        self._views: dict[int, list[Tree]] = {}
+        self._sent_locations: dict[int, SectionLocations] = {}  # sent last, by slot
+        self._views: dict[int, list[Tree]] = {}  # received last, by slot
 
     def send(self, slot: int, message: Message, locations: Locations) -> None:
-        """Say a message's scalars, and where its tensors lie."""
+        """Send a message's scalars, and its tensors' locations if they have changed."""
         layout = [locations.layout(tree) for tree in message.sections()]
-        news = None if self._said.get(slot) == layout else layout
-        self._said[slot] = layout
-        self.connection.send((message.scalars(), slot, news))
+        changed = None if self._sent_locations.get(slot) == layout else layout
+        self._sent_locations[slot] = layout
+        self.connection.send((message.scalars(), slot, changed))
 
     def receive(self) -> Any:
-        """Scalars and sections of a message, or whatever else was said."""
-        said = self.connection.recv()
-        if not isinstance(said, tuple):
-            return said
-        scalars, slot, news = said
-        if news is not None:
-            self._views[slot] = [self.reader.read_tree(part) for part in news]
+        """Scalars and sections of a message, or whatever else was sent: ``ready`` or an error."""
+        received = self.connection.recv()
+        if not isinstance(received, tuple):
+            return received
+        scalars, slot, changed = received
+        if changed is not None:
+            self._views[slot] = [self.reader.read_tree(part) for part in changed]
         return scalars, dict(zip(Message.SECTIONS, map(dict, self._views[slot]), strict=True))
 
 
 def serve(connection: Connection, start: Start) -> None:
-    """The worker process: answer mail until the line is closed."""
+    """What a worker process runs: answer messages until the server closes the connection."""
     torch.set_num_threads(1)
     tune_process(worker=True)
     reader = Reader()
@@ -274,12 +323,12 @@ def serve(connection: Connection, start: Start) -> None:
         return
     except FedshiftError as error:
         connection.send(error)
-    except Exception as error:  # whatever it is, the server has to hear of it
+    except Exception as error:  # whatever it is, the server must be sent it
         connection.send(RunError(f"a worker process failed: {type(error).__name__}: {error}"))
 
 
 def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
-    """What another process needs; the scenario's data go where it can see them."""
+    """What another process needs to rebuild the plan; writes the data sets to shared memory."""
     scenario = plan.config.scenario
     stores = federation.stored(scenario)
     flat = {
@@ -299,7 +348,11 @@ def start_of(plan: Plan, store: StateStore, writer: Writer) -> Start:
 
 
 def open_plan(start: Start, reader: Reader) -> Plan:
-    """The same federation as the server's, around data in shared memory."""
+    """In the worker: the server's plan, around data in shared memory.
+
+    The data sets are put into this process's cache first, so that ``federate`` finds them there and
+    neither reads nor decodes anything.
+    """
     scenario = start.config.scenario
     domains = {
         name: Domain(name, classes=classes, **reader.read_tree(locations))

@@ -1,4 +1,8 @@
-"""Imported once by the process that worker processes are forked from: what a first visit needs."""
+"""What the fork server imports once, so that worker processes start with everything in memory.
+
+``transports.pool`` names this module as the fork server's preload. It only imports modules and
+fills the registries; it must start no thread, whose locks every child would inherit.
+"""
 
 from __future__ import annotations
 

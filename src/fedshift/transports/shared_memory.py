@@ -1,4 +1,24 @@
-"""Tensors in memory that several processes see: written once, read in place, never pickled."""
+"""Tensors in memory that several processes map: written once, read in place, never pickled.
+
+``transports.pool`` passes data sets, models and updates through it, Flower's local simulation the
+data sets. There is no lock: a caller must never write to a block that another process still reads
+(``transports.pool`` explains how it makes sure).
+
+A block is a file that processes map. On Linux it is a ``memfd``, which lies in memory alone: it has
+no name in any directory, and the kernel frees it when the last process that maps it ends, so a
+killed run leaves nothing behind. As long as the writer lives, another process of the same user can
+open it as ``/proc/PID/fd/N``. Other systems have a temporary file instead, which
+:meth:`Writer.close` deletes.
+
+A writer's block grows but is never resized: when the tensors do not fit, the writer closes it and
+makes a larger one. The path may be the same as before, so a reader recognises a new block by the
+size in the :class:`TensorLocation`, and maps it. Views of the old block keep their mapping, and
+with it their old values; none is left dangling.
+
+Writer and reader hold *views*: tensors whose storage is the mapped memory. As long as shapes and
+dtypes stay the same from one write to the next, so do the places in the block, so the writer copies
+into views that it already has, and a view that a reader made earlier shows the new values.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +40,18 @@ ALIGNED = 64  # bytes, a cache line
 
 
 class TensorLocation(NamedTuple):
-    """Where a tensor lies; small enough to send along with every message."""
+    """Where a tensor lies: what one process sends so that another can map the tensor."""
 
-    writer: str
-    path: str  # of its block; any process of this user can open it
-    size: int  # of the block, which only ever grows
-    offset: int
+    writer: str  # unique over all processes
+    path: str  # of the block; any process of the same user can open it
+    size: int  # of the block in bytes; a new block of this writer is always larger
+    offset: int  # in bytes
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Writer:
-    """One block that grows when it must; what it held before is overwritten by the next write."""
+    """One block of shared memory; each write overwrites what the last one put there."""
 
     _count = itertools.count()
 
@@ -44,7 +64,7 @@ class Writer:
         self._views: list[Tensor] = []
 
     def write(self, tensors: Mapping[int, Tensor]) -> dict[int, TensorLocation]:
-        """Copy tensors into the block; the same keys, where each of them lies."""
+        """Copy tensors into the block and return the location of each, under the same keys."""
         kinds = [(tensor.shape, tensor.dtype) for tensor in tensors.values()]
         if kinds != self._kinds:
             self._arrange(list(tensors.values()))
@@ -55,7 +75,7 @@ class Writer:
         return dict(zip(tensors, self._locations, strict=True))
 
     def _arrange(self, tensors: list[Tensor]) -> None:
-        """Give each tensor its place in the block."""
+        """Lay tensors out one after another, each at a multiple of ``ALIGNED``; keep the views."""
         offsets, end = [], 0
         for tensor in tensors:
             offsets.append(end)
@@ -75,7 +95,7 @@ class Writer:
     def _grow(self, size: int) -> None:
         self.close()
         self.size = max(mmap.PAGESIZE, size)
-        if sys.platform.startswith("linux"):  # anonymous: gone with the last process that has it
+        if sys.platform.startswith("linux"):  # no name: freed with the last process that maps it
             self._file = os.memfd_create("fedshift")
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         else:
@@ -84,7 +104,7 @@ class Writer:
         self._memory = mmap.mmap(self._file, self.size)
 
     def close(self) -> None:
-        """Give the memory back once nobody looks at it any more."""
+        """Release the block; the kernel frees it when no process maps it any more."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -93,13 +113,13 @@ class Writer:
 
 
 class Reader:
-    """Views of tensors that other processes have written."""
+    """Maps blocks of other processes, each once, and makes views of the tensors in them."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, tuple[int, mmap.mmap]] = {}  # by writer, with the size
+        self._blocks: dict[str, tuple[int, mmap.mmap]] = {}  # size and mapping, by writer
 
     def read(self, location: TensorLocation) -> Tensor:
-        """The tensor in place, valid until its writer writes again."""
+        """A view of the tensor, without a copy; its values change when the writer writes again."""
         if 0 in location.shape:
             return torch.empty(location.shape, dtype=location.dtype)
         size, block = self._blocks.get(location.writer, (0, None))
@@ -110,7 +130,7 @@ class Reader:
         return _view(block, location)
 
     def read_tree(self, entries: Mapping[str, TensorLocation]) -> Tree:
-        """Every entry in place."""
+        """A view of every entry, without a copy."""
         return {name: self.read(location) for name, location in entries.items()}
 
 

@@ -1,18 +1,18 @@
-"""Who holds what: training samples by client, domain and class."""
+"""Counts of training samples by client, domain and class.
+
+The engine's federation, the reports and the figures use them to show how a partition is skewed.
+Counts only: nothing here moves a row or changes a share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedshift.data.dealing.shares import Ints, Share
 from fedshift.data.samples import Domain
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Holdings:
 
 
 def count_holdings(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Holdings:
-    """Count rows by client, domain and class."""
+    """Count the rows that each client holds, by domain and class."""
     names = tuple(domains)
     classes = max((domain.classes for domain in domains.values()), key=len)
     counts = np.zeros((len(shares), len(names), len(classes)), np.int64)

@@ -1,4 +1,15 @@
-"""Partitions that skew labels: within each domain, over all, or over looks of the same rows."""
+"""Partitions that skew labels: within each domain, over all domains, or over looks of one set.
+
+``partitions`` offers these rules to scenarios. Each rule only says how one list of labels is split
+among ``clients`` (``split``); the base class decides what that list is, by ``within``:
+
+- ``domain``: each domain is split on its own, so clients differ in domain and in labels;
+- ``union``: all domains together, so a client may hold rows of several;
+- ``aligned``: the domains are looks of the same rows, such as rotations. The rows are split once,
+  then each row is taken in one look.
+
+No row may go to two clients, and no rule may draw from anything but the generator it is given.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +25,7 @@ from fedshift.data.dealing.shares import Ints, PartitionRule, Positive, Share, T
 
 
 class Skewed(PartitionRule):
-    """Common part of the label skews: ``clients`` in each domain, or over all of them."""
+    """Base of the label skews: ``clients`` in each domain, or over all domains."""
 
     clients: Positive  # per domain if within="domain", in all otherwise
     within: Literal["domain", "union", "aligned"] = "domain"
@@ -22,15 +33,15 @@ class Skewed(PartitionRule):
 
     @property
     def same_rows(self) -> bool:
-        """Looks of the same rows are split alike."""
+        """Aligned domains show the same rows, so all get the same split."""
         return self.within == "aligned"
 
     def split(self, labels: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Positions in ``labels`` (n,) of each client."""
+        """The positions in ``labels`` (n,) that each client gets."""
         raise NotImplementedError
 
     def shares(self, train: Training, seed: int) -> list[Share]:
-        """One share per client: ``domain-i`` within domains, ``client-i`` over the union."""
+        """One share per client: ``domain-i`` within domains, ``client-i`` otherwise."""
         if self.within == "union":
             return train.numbered(self.split(train.label, seeds.numpy(seed, "partition")))
         if self.within == "aligned":
@@ -43,9 +54,11 @@ class Skewed(PartitionRule):
         return out
 
     def aligned(self, train: Training, rng: np.random.Generator) -> list[Share]:
-        """Domains that are looks of the same rows, such as rotations: no row is used in two looks.
+        """Split the common rows among clients, then choose the look in which each row is seen.
 
-        Client i sees all its rows in look i, or each in a look drawn from its own q ~ Dir(mixing).
+        Without ``mixing`` client i sees all its rows in look i (modulo the number of looks). With
+        it, client i draws q ~ Dir(mixing) over the looks once, and a look from q for each row.
+        Either way a row is used in one look only.
         """
         looks = np.stack(
             [train.of(name) for name in train.names if _as_long(train, name)]
@@ -66,8 +79,9 @@ class Skewed(PartitionRule):
 class Dirichlet(Skewed):
     """Label skew: the clients' parts of each class are drawn from Dir(alpha, ..., alpha).
 
-    Drawn once. A client below ``min_size`` then takes random rows from whoever holds the most, so
-    it ends for any number of clients; the usual code draws again until nobody is below.
+    For each class: shuffle its rows, draw the clients' parts, cut the rows accordingly. Afterwards
+    each client below ``min_size`` gets random rows of the client that then holds the most. The
+    usual code draws all again until no client is below, which may never end with many clients.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -75,7 +89,7 @@ class Dirichlet(Skewed):
     min_size: Positive = 10
 
     def split(self, labels: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Class by class, then the minimum."""
+        """Divide class by class, then enforce the minimum size."""
         if len(labels) < self.clients * self.min_size:
             raise DataError(
                 f"{len(labels)} training samples are too few for {self.clients} clients of at "
@@ -97,8 +111,9 @@ class SequentialDirichlet(Skewed):
 
     p is the class distribution of the rows that remain, q ~ Dir(concentration * p + 1e-6); the
     client draws n / N rows with classes from q, without replacement, q renormalised whenever a
-    class is used up. p sums to 1, so this is far more skewed than Dir(0.1) per class;
-    ``uniform_prior`` is that one, q ~ Dir(concentration, ..., concentration) (their CIFAR-100).
+    class is used up. p sums to 1, so the parameters are about concentration / K: far more skewed
+    than Dir(0.1) over the classes. ``uniform_prior`` is the latter,
+    q ~ Dir(concentration, ..., concentration) (their CIFAR-100).
     """
 
     kind: Literal["sequential-dirichlet"] = "sequential-dirichlet"
@@ -106,7 +121,7 @@ class SequentialDirichlet(Skewed):
     uniform_prior: bool = False
 
     def split(self, labels: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Every row goes to somebody; sizes differ by one at most."""
+        """Every row goes to some client; sizes differ by one at most."""
         of_class = [rng.permutation(np.flatnonzero(labels == k)) for k in np.unique(labels)]
         left = np.array([len(rows) for rows in of_class])  # (K,)
         out = []
@@ -123,15 +138,16 @@ class SequentialDirichlet(Skewed):
 class Pathological(Skewed):
     """``classes_per_client`` classes per client, each class divided evenly among its holders.
 
-    Clients choose in turn, among the classes with the fewest holders so far, so that the numbers
-    of holders differ by one at most. A class with fewer rows than holders leaves some without.
+    Clients choose in turn, at random among the classes that the fewest clients hold so far, so the
+    numbers of holders differ by one at most. If a class has fewer rows than holders, some of its
+    holders get none of it.
     """
 
     kind: Literal["pathological"] = "pathological"
     classes_per_client: Positive = 2
 
     def split(self, labels: Ints, rng: np.random.Generator) -> list[Ints]:
-        """Choose the holders, then deal each class to them."""
+        """Choose the holders of each class, then divide its rows among them."""
         classes, of = np.unique(labels, return_inverse=True)
         k = self.classes_per_client
         if not k <= len(classes) <= k * self.clients:
@@ -158,7 +174,7 @@ def _as_long(train: Training, name: str) -> bool:
 
 
 def _top_up(holder: Ints, clients: int, least: int, rng: np.random.Generator) -> None:
-    """Move random rows from the largest clients to those below ``least``, in place."""
+    """Move random rows from the largest client to each client below ``least``, in place."""
     counts = np.bincount(holder, minlength=clients)
     for poor in np.flatnonzero(counts < least):
         while counts[poor] < least:
@@ -171,8 +187,9 @@ def _top_up(holder: Ints, clients: int, least: int, rng: np.random.Generator) ->
 def _draw(q: npt.NDArray[np.float64], left: Ints, size: int, rng: np.random.Generator) -> Ints:
     """How many rows of each class (K,) a client takes when ``left`` remain.
 
-    Drawing row by row and renormalising when a class is used up is the same as drawing all at
-    once and drawing again what did not fit; every round fits or uses a class up, so it ends.
+    The rule is to draw row by row and to renormalise q when a class is used up. Drawing all rows at
+    once, cutting each class at what remains and drawing again what is missing has the same
+    distribution. Each repetition either completes the client or uses up a class, so it ends.
     """
     take = np.zeros_like(left)
     while short := size - int(take.sum()):

@@ -1,4 +1,10 @@
-"""Partitions: which client holds which training rows, from a plan, the domains and a seed."""
+"""Partition rules: which client holds which training rows.
+
+A scenario names one rule and its settings; the engine calls :func:`deal` once per run, and so does
+every worker process. The result must depend on the rule, the domains and the seed alone: a rule
+draws from generators derived from the seed and the domain's name, so adding a domain does not
+change how the others are dealt.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +27,12 @@ Percent = Annotated[float, Field(gt=0, le=100)]
 
 
 class Even(PartitionRule):
-    """Common part of `per-domain` and `pooled`: each domain dealt evenly to its own clients.
+    """Base of `per-domain` and `pooled`: each domain is divided evenly among its own clients.
 
-    Every prefix of a domain's order has its classes as even as they come, so that a client of
-    ``samples_per_client`` rows is class-balanced. The price: in a domain with unequal classes the
-    later clients hold what is left, the frequent classes.
+    The rows of a domain are put in an order that takes one row of each class in turn, cut into
+    equal parts, and each part is cut to ``samples_per_client``. As long as every class has rows
+    left, a client is class-balanced; in a domain with unequal classes the rare ones run out, so the
+    later clients hold mostly the frequent classes.
     """
 
     clients_per_domain: Positive | dict[str, Positive] = 1
@@ -51,13 +58,13 @@ class Even(PartitionRule):
 
 
 class PerDomain(Even):
-    """Clients of one domain each; ``clients_per_domain`` is one number or one per domain."""
+    """Each client holds rows of one domain; ``clients_per_domain``: a number, or one per domain."""
 
     kind: Literal["per-domain"] = "per-domain"
 
 
 class Pooled(Even):
-    """One client that holds what the clients of `per-domain` would hold together."""
+    """One client that holds all the rows that the clients of `per-domain` would hold."""
 
     kind: Literal["pooled"] = "pooled"
 
@@ -74,12 +81,13 @@ class Pooled(Even):
 class F2DC(PartitionRule):
     """A number of clients per domain, each with a percentage of the domain's training set (F2DC).
 
-    A client gets int(n * percent / 100) rows, no row twice. ``allocation="random"`` keeps the
-    total of ``clients`` and draws the counts: one per domain, each further one for a random domain
-    that still has rows for it (what their documented commands run, see the flag's parsing).
-    ``fix_missing_classes`` then swaps one row of each class that a client lacks in for a row of a
-    class it holds twice; rows that nobody holds come first, but if there are none, **two clients
-    share a row**. Switch it off for disjoint clients.
+    Each domain is shuffled, and each of its clients gets the next int(n * percent / 100) rows.
+    ``allocation="random"`` keeps the total of ``clients`` and draws the counts: one client per
+    domain, each further one for a random domain that still has rows for it (this is what their
+    documented commands run, because of how the flag is parsed). ``fix_missing_classes`` then gives
+    a client one row of each class it lacks, in exchange for a row of a class it holds twice. Rows
+    that no client holds are used first, but if there are none, **two clients share a row**. Switch
+    it off for disjoint clients.
     """
 
     kind: Literal["f2dc"] = "f2dc"
@@ -113,13 +121,14 @@ class F2DC(PartitionRule):
 
 
 class Heterogeneity(PartitionRule):
-    """A knob between one domain per client and every domain at every client (FedDG_Benchmark).
+    """Interpolates from one domain per client to every domain at every client (FedDG_Benchmark).
 
     Client c gets n_d * (lam / N + (1 - lam) * h[c, d]) rows of domain d, rounded so that none is
-    left over. h = 1 / (clients at home in d) where c is at home. With N >= D every client has one
-    home: each domain gets one client, each further client goes where the most rows per client
-    are. With N < D each domain, the largest first, goes to the client with the fewest rows.
-    ``lam=0`` is one domain per client (or several whole ones), ``lam=1`` the same mix everywhere.
+    left over. First each client is assigned to a domain: h[c, d] = 1 / (number of clients assigned
+    to d) if c is one of them, else 0. With N >= D clients each domain gets one, and each further
+    client goes to the domain with the most rows per client. With N < D a client gets several whole
+    domains: each domain, the largest first, goes to the client with the fewest rows so far.
+    ``lam=0`` keeps this assignment, ``lam=1`` gives every client the same mix of domains.
     """
 
     kind: Literal["heterogeneity"] = "heterogeneity"
@@ -166,7 +175,7 @@ Partition = Annotated[DomainSkew | LabelSkew, Field(discriminator="kind")]
 def deal(
     plan: Partition, domains: Mapping[str, Domain], splits: Mapping[str, Tensor], seed: int
 ) -> list[Share]:
-    """Training rows of every client; a function of its arguments alone.
+    """The training rows of every client; a client without any is an error.
 
     >>> x, y = torch.zeros(6, 2, 2, 3), torch.tensor([0, 0, 0, 1, 1, 1])
     >>> domain = Domain("d", x, y, torch.zeros(6, dtype=torch.uint8), ("a", "b"))
@@ -185,7 +194,7 @@ def deal(
 
 
 def _balanced(labels: Tensor, generator: torch.Generator) -> Ints:
-    """A random order (n,) whose every prefix has its classes as even as they come."""
+    """A random order (n,) that takes one row of each class in turn, while a class has rows left."""
     order = torch.randperm(len(labels), generator=generator)
     labels = labels[order]
     rank = torch.zeros_like(order)  # how many rows of the same class came before
@@ -196,7 +205,7 @@ def _balanced(labels: Tensor, generator: torch.Generator) -> Ints:
 
 
 def _compose(total: int, room: Mapping[str, int], rng: np.random.Generator) -> dict[str, int]:
-    """Clients per domain: one each, every further one for a random domain that has room."""
+    """Clients per domain: one each, every further one in a random domain with enough rows left."""
     counts = dict.fromkeys(room, 1)
     for _ in range(total - len(room)):
         free = [name for name in room if counts[name] < room[name]]
@@ -210,7 +219,7 @@ def _compose(total: int, room: Mapping[str, int], rng: np.random.Generator) -> d
 
 
 def _swap_in_missing(held: Ints, positions: Ints, labels: Ints, rng: np.random.Generator) -> None:
-    """Give each row of ``held`` (clients, size) every class of its domain, in place.
+    """Give every client, a row of ``held`` (clients, size), each class of its domain, in place.
 
     A client with fewer rows than there are classes gets as many classes as it has rows.
     """
@@ -225,14 +234,14 @@ def _swap_in_missing(held: Ints, positions: Ints, labels: Ints, rng: np.random.G
 
 
 def _homes(sizes: Ints, clients: int) -> npt.NDArray[np.float64]:
-    """Part of each domain that each client would hold without mixing, (N, D); columns sum to 1."""
+    """Matrix h (N, D) of :class:`Heterogeneity`: a client's part of each domain at lam=0."""
     out = np.zeros((clients, len(sizes)))
     if clients < len(sizes):
         for d in np.argsort(-sizes, kind="stable"):
             out[(out @ sizes).argmin(), d] = 1
         return out
-    scored_at_sites = np.ones(len(sizes), np.int64)
+    clients_of = np.ones(len(sizes), np.int64)
     for _ in range(clients - len(sizes)):
-        scored_at_sites[(sizes / scored_at_sites).argmax()] += 1
-    out[np.arange(clients), np.repeat(np.arange(len(sizes)), scored_at_sites)] = 1
-    return out / scored_at_sites
+        clients_of[(sizes / clients_of).argmax()] += 1
+    out[np.arange(clients), np.repeat(np.arange(len(sizes)), clients_of)] = 1
+    return out / clients_of

@@ -1,4 +1,9 @@
-"""What partitions deal: all training rows, and the shares of them that clients hold."""
+"""The types that partitions work on: all training rows, and each client's share of them.
+
+The rules in ``partitions`` and ``label_skew`` take a :class:`Training` and return a list of
+:class:`Share`; both hold row indices, never samples. A rule must depend on its arguments alone, so
+that every process of a run computes the same shares.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,10 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Share:
-    """The training rows of one client, by the domain that they belong to."""
+    """The training rows of one client, grouped by domain."""
 
     client: str
-    domain: str  # the domain's name; "mixed" if there are several, "pooled" if it is everything
+    domain: str  # name of its only domain; "mixed" for several, "pooled" for all data at one site
     rows: dict[str, Tensor]  # (n,) int64 each
 
     def __len__(self) -> int:
@@ -34,11 +39,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Training:
-    """All training rows, one domain after the other, each in the order of its store."""
+    """All training rows, one domain after another, each in stored order.
+
+    A *position* is an index into these arrays; ``domain`` and ``row`` say which stored row it is.
+    """
 
     names: tuple[str, ...]
     domain: Ints  # (n,) index into names
-    row: Ints  # (n,) row of that domain's store
+    row: Ints  # (n,) row in that domain's stored arrays
     label: Ints  # (n,)
     classes: int
 
@@ -47,7 +55,7 @@ class Training:
         return np.flatnonzero(self.domain == self.names.index(name))
 
     def share(self, client: str, positions: Ints) -> Share:
-        """What the client holds; rows of a domain keep the order of ``positions``."""
+        """A client's share; within a domain, rows keep the order of ``positions``."""
         owner = self.domain[positions]
         rows = {
             self.names[d]: torch.from_numpy(self.row[positions[owner == d]])
@@ -56,12 +64,12 @@ class Training:
         return Share(client, next(iter(rows)) if len(rows) == 1 else "mixed", rows)
 
     def numbered(self, parts: Sequence[Ints]) -> list[Share]:
-        """Shares ``client-i``, with as many digits as the last one has."""
+        """One share per part, named ``client-i``, zero-padded so that names sort by number."""
         digits = len(str(len(parts) - 1))
         return [self.share(f"client-{i:0{digits}d}", part) for i, part in enumerate(parts)]
 
     def each(self, value: Number | dict[str, Number], field: str) -> dict[str, Number]:
-        """One value for each domain, in the order of the domains."""
+        """One value per domain, in order; a single value is used for all of them."""
         given = value if isinstance(value, dict) else dict.fromkeys(self.names, value)
         if set(given) != set(self.names):
             raise ConfigError(
@@ -72,7 +80,7 @@ class Training:
 
 
 def training(domains: Mapping[str, Domain], splits: Mapping[str, Tensor]) -> Training:
-    """Rows with split code 0 of every domain."""
+    """The rows of every domain whose split code is 0 (train)."""
     rows = {}
     for name, domain in domains.items():
         if name not in splits or len(splits[name]) != len(domain.y):
@@ -97,16 +105,16 @@ def training(domains: Mapping[str, Domain], splits: Mapping[str, Tensor]) -> Tra
 
 
 class PartitionRule(BaseModel):
-    """What all partitions have in common: immutable, and no key that we do not know."""
+    """Base of all partition rules: immutable, and an unknown setting is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     remedy: ClassVar[str] = "use fewer clients or a split with more training samples"
 
     @property
     def same_rows(self) -> bool:
-        """Whether the domains are looks of the same rows and must be split alike."""
+        """Whether the domains show the same rows (as rotations do) and must be split alike."""
         return False
 
     def shares(self, train: Training, seed: int) -> list[Share]:
-        """Deal the rows out; must be a function of its arguments alone."""
+        """Assign the training rows to clients; must be a function of its arguments alone."""
         raise NotImplementedError

@@ -1,4 +1,9 @@
-"""Split rules: which rows of a domain are trained on, which choose a model, which are scored."""
+"""Split rules: which rows of a domain train, which validate (select a model), which are scored.
+
+A scenario names one rule, and the engine applies it to every domain before rows are dealt to
+clients. A row has exactly one code, so no row that is scored is ever trained on; the stored split
+itself is never changed.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +28,14 @@ class _Rule(BaseModel):
 
 
 class Given(_Rule):
-    """As stored; a store without validation rows gives ``val`` of its training rows, per class."""
+    """The stored split; if it has no validation rows, ``val`` of the training rows, per class."""
 
     kind: Literal["given"] = "given"
     val: Fraction = 0.1
 
 
 class Random(_Rule):
-    """Three fractions of all rows, drawn from the seed, whatever the store says (FDSE)."""
+    """Three random fractions of all rows, drawn from the seed; ignores the stored split (FDSE)."""
 
     kind: Literal["random"] = "random"
     train: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -48,8 +53,8 @@ class Random(_Rule):
 class EveryTenth(_Rule):
     """Row i is for training if i mod 10 <= 7, else for the test (F2DC).
 
-    Their order is that of the sorted file names, class by class; the store must keep it. They
-    have no validation set: ``val`` of the training rows, class by class, becomes one.
+    F2DC orders rows by class and then by file name, which is also the stored order. It has no
+    validation set; here ``val`` of the training rows, class by class, becomes one.
     """
 
     kind: Literal["every-tenth"] = "every-tenth"
@@ -77,7 +82,7 @@ class PerClass(_Rule):
 
 
 class AllTest(_Rule):
-    """Every row is scored: a target domain that nobody trains on."""
+    """Every row is scored: for a target domain that no client trains on."""
 
     kind: Literal["all-test"] = "all-test"
 
@@ -86,7 +91,7 @@ Split = Annotated[Given | Random | EveryTenth | PerClass | AllTest, Field(discri
 
 
 def apply_split(rule: Split, domain: Domain, seed: int) -> Tensor:
-    """Code of each row, (N,) uint8: 0 train, 1 val, 2 test; from the rule, the domain and the seed.
+    """Code of each row, (N,) uint8: 0 train, 1 val, 2 test; depends on rule, domain and seed only.
 
     >>> x, y = torch.zeros(20, 2, 2, 3), torch.arange(20) % 2
     >>> domain = Domain("d", x, y, torch.zeros(20, dtype=torch.uint8), ("a", "b"))
@@ -115,7 +120,7 @@ def apply_split(rule: Split, domain: Domain, seed: int) -> Tensor:
 
 
 def _random(rule: Random, domain: Domain, rng: np.random.Generator) -> Codes:
-    """Shuffle, then cut twice."""
+    """Shuffle all rows, then cut the order into train, val and test."""
     n = len(domain.y)
     ends = round(n * rule.train), round(n * (rule.train + rule.val))
     codes = np.full(n, TEST, np.uint8)
@@ -134,8 +139,9 @@ def _random(rule: Random, domain: Domain, rng: np.random.Generator) -> Codes:
 def _carve(codes: Codes, labels: np.ndarray, val: float, rng: np.random.Generator) -> None:
     """Turn ``val`` of the training rows into validation rows, in place, classes in proportion.
 
-    The total is the rounded fraction, at least one; the rows that the classes' whole shares leave
-    over go to the largest remainders, and last of all to a class that has a single row.
+    The total is the rounded fraction, at least one row. Each class gives the whole part of its
+    fraction; the rows still missing come from the classes with the largest remainders, and from a
+    class with a single row only if no other is left.
     """
     rows = np.flatnonzero(codes == TRAIN)
     if not val or len(rows) < 2:
@@ -150,7 +156,7 @@ def _carve(codes: Codes, labels: np.ndarray, val: float, rng: np.random.Generato
 
 
 def _per_class(rule: PerClass, labels: np.ndarray, rng: np.random.Generator) -> Codes:
-    """Rounded fractions of each class; one row of every class stays for training."""
+    """Rounded fractions of each class; at least one row of every class stays for training."""
     codes = np.zeros(len(labels), np.uint8)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))

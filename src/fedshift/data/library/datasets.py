@@ -1,7 +1,8 @@
-"""Every card as a dataset of the registry, and your own data beside them.
+"""Registers a dataset for every card of the catalogue, and for the data that you added yourself.
 
-A scenario asks for a dataset by ``data``, its name; the parameters of the builders below are the
-options it may set.
+A scenario names a dataset by ``data`` and sets its options by ``data_options``; which options there
+are is read from the signatures of the inner ``variant`` functions below, so these signatures are
+the documentation of the options. Importing this module registers names and must never read data.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FORMS = ("minilm384", "bow5000", "text")
 
 
 def images(card: DatasetCard) -> Variants:
-    """Options of images that may be resized."""
+    """Options of a dataset of images: their size."""
 
     def variant(size: int | None = card.size) -> Variant:
         return Variant(whole("size", size))
@@ -39,18 +40,18 @@ def images(card: DatasetCard) -> Variants:
 
 
 def chosen_classes(card: DatasetCard) -> Variants:
-    """Options of images of some classes, separated by commas."""
+    """Options of a dataset of images: their size, and the classes to keep, separated by commas."""
 
     def variant(size: int | None = None, only: str = ",".join(card.class_names)) -> Variant:
-        return Variant(whole("size", size), only=words(only))
+        return Variant(whole("size", size), only=comma_separated(only))
 
     return variant
 
 
 def rotated(card: DatasetCard) -> Variants:
-    """Options of one domain at several angles, in degrees, separated by commas.
+    """Options of one domain rotated to several angles, in degrees, separated by commas.
 
-    ``disjoint`` gives each training image to one angle; otherwise all angles have the same.
+    ``disjoint`` shows each training image at one angle only; otherwise all angles show all of them.
     """
     csac = card.name == "rotated-mnist"
 
@@ -61,7 +62,7 @@ def rotated(card: DatasetCard) -> Variants:
         disjoint: bool = not csac,
     ) -> Variant:
         try:
-            degrees = tuple(int(angle) for angle in words(angles))
+            degrees = tuple(int(angle) for angle in comma_separated(angles))
         except ValueError:
             raise ConfigError(f"angles is {angles!r}; write degrees such as 0,15,30") from None
         if len(set(degrees)) < len(degrees) or not degrees:
@@ -75,7 +76,7 @@ def rotated(card: DatasetCard) -> Variants:
 
 
 def reviews(_card: DatasetCard) -> Variants:
-    """Options of vectors that come in several forms, or that an encoder of yours makes of texts."""
+    """Options of the reviews: published vectors by their form, or texts and your own encoder."""
 
     def variant(form: str = FORMS[0], encoder: str = "") -> Variant:
         if form not in FORMS:
@@ -93,7 +94,7 @@ def reviews(_card: DatasetCard) -> Variants:
 
 
 def by_site(_card: DatasetCard) -> Variants:
-    """Options of one domain per site, or per each of the largest ``sites``."""
+    """Options of a dataset with one domain per site; ``sites`` keeps only the largest."""
 
     def variant(size: int | None = None, sites: int | None = None) -> Variant:
         return Variant(whole("size", size), sites=whole("sites", sites))
@@ -102,7 +103,7 @@ def by_site(_card: DatasetCard) -> Variants:
 
 
 def whole(name: str, value: float | str | None) -> int | None:
-    """A count from what a file or a command line gives."""
+    """A whole number from a value that a file or a command line gives, possibly as text."""
     if value is None:
         return None
     try:
@@ -113,8 +114,8 @@ def whole(name: str, value: float | str | None) -> int | None:
     raise ConfigError(f"{name} is {value!r}; it takes a whole number")
 
 
-def words(value: str | Sequence[Any]) -> tuple[str, ...]:
-    """``"a,b"``, or a sequence, as words."""
+def comma_separated(value: str | Sequence[Any]) -> tuple[str, ...]:
+    """``"a,b"``, or a sequence, as a tuple of texts without spaces around them."""
     parts = value.split(",") if isinstance(value, str) else [str(v) for v in value]
     return tuple(part.strip() for part in parts if part.strip())
 
@@ -131,7 +132,7 @@ def variants(card: DatasetCard) -> Variants:
 
 
 def variant_of(card: DatasetCard, options: Mapping[str, Any]) -> Variant:
-    """The recipe for options that may be text, as on a command line."""
+    """The variant for these options; values may be text, as on a command line."""
     known = inspect.signature(variants(card)).parameters
     for key in options:
         if key not in known:
@@ -140,9 +141,9 @@ def variant_of(card: DatasetCard, options: Mapping[str, Any]) -> Variant:
 
 
 def register(card: DatasetCard) -> None:
-    """Make a card a dataset of the registry, with the options of its recipe."""
+    """Register a card as a dataset, with the options of its variants."""
 
-    @wraps(variants(card))  # the signature
+    @wraps(variants(card))  # for the signature, which lists the options
     def build(**options: Any) -> Domains:
         return load(card, variant_of(card, options))
 
@@ -151,7 +152,7 @@ def register(card: DatasetCard) -> None:
 
 
 def own_cards() -> dict[str, DatasetCard]:
-    """Cards of your own data, from FEDSHIFT_HOME/own."""
+    """Cards of the data that you added, from FEDSHIFT_HOME/own."""
     cards = {}
     for path in sorted((home() / "own").glob("*.json")):
         try:
@@ -166,14 +167,14 @@ def own_cards() -> dict[str, DatasetCard]:
 
 
 def own_datasets() -> list[str]:
-    """Register your own data; call it before the registry is asked, for it may have grown."""
+    """Register the data that you added; call it before each lookup, since some may be new."""
     for card in own_cards().values():
         register(card)
     return list(own_cards())
 
 
 def card_of(name: str) -> DatasetCard:
-    """A card of the table or of your own."""
+    """The card of a dataset, ours or one that you added."""
     cards = dict(CATALOGUE) | own_cards()
     if name not in cards:
         raise UnknownNameError.of("dataset", name, cards)
@@ -187,7 +188,7 @@ def add(
     size: int | None = None,
     columns: tuple[str, str] = ("label", "domain"),
 ) -> tuple[DatasetCard, Report]:
-    """Prepare your own images or vectors as the dataset ``name``; known by it from then on."""
+    """Prepare your own images or vectors and register them as the dataset ``name`` for good."""
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or name == "own":
         raise ConfigError(f"{name!r} cannot be a dataset's name; use letters, digits and hyphens")
     taken = DATASETS.entries().get(name)

@@ -1,4 +1,8 @@
-"""Five digit domains made of what scikit-learn and Pillow ship, after MNIST-M and SYN."""
+"""Five digit domains made of what scikit-learn and Pillow ship, after MNIST-M and SYN.
+
+``embedded`` renders them as the dataset ``digits``, so that a first run needs no download. The
+images must be a function of the seed alone; the cache is keyed by the text of this file.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +17,7 @@ from sklearn.datasets import load_digits, load_sample_images
 DOMAINS: tuple[str, ...] = ("scan", "photo", "print", "meter", "outline")
 SIZES: tuple[int, ...] = (150, 99, 350)  # train, val, test examples of each domain
 SIDE = 32
-FINE = 2 * SIDE  # side of the canvas that is drawn on and then halved, against jagged edges
+FINE = 2 * SIDE  # drawn at twice the size and then halved, which smooths the edges
 Floats = NDArray[np.float64]
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8]]
 # Segments of a display as end points on a grid one wide and two high, in the order ABCDEFG.

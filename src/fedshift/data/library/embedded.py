@@ -1,4 +1,8 @@
-"""The dataset that needs no download: rendered once per machine, then read from the cache."""
+"""The dataset ``digits``, which needs no download: rendered once per machine, then cached.
+
+The default scenario and the documentation's examples use it. The rendering has a fixed seed and
+must never depend on the run's seed: all runs share the same images.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.data.store import read_domain, write_domain
 
-SEED = 0  # the rendering is one fixed dataset; run seeds choose who holds which images
+SEED = 0  # of the rendering; the run's seed only decides which client holds which images
 
 
 @register_dataset("digits")
@@ -36,13 +40,13 @@ def embedded_digits() -> Mapping[str, Domain]:
 
 
 def variant() -> str:
-    """Name of the cache entry: changes when the rendering's code does."""
+    """Name of the cache entry: a hash of the rendering's source, so that a change renders anew."""
     source = inspect.getsource(digits).encode()
     return f"{SEED}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
 def render() -> dict[str, Domain]:
-    """Draw the domains."""
+    """Render the domains."""
     classes = tuple(str(digit) for digit in range(10))
     return {
         name: Domain(

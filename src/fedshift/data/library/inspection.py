@@ -1,4 +1,7 @@
-"""What is in a prepared dataset: counts, duplicates, what was left out; a contact sheet, a page."""
+"""What is in a prepared dataset: counts, duplicates, rows left out; as table, image and HTML page.
+
+``fedshift data inspect`` calls it. It reads the prepared store only, and never changes it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SPLIT_NAMES = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that is shown of a dataset."""
+    """What an inspection found in a dataset."""
 
     name: str
     domains: Mapping[str, Domain]
@@ -45,7 +48,7 @@ class Inspection:
         return next(iter(self.domains.values())).classes
 
     def summary(self) -> dict[str, Any]:
-        """As JSON."""
+        """The whole inspection as JSON."""
         splits = {
             name: {s: len(domain.rows(i)) for i, s in enumerate(SPLIT_NAMES)}
             for name, domain in self.domains.items()
@@ -68,7 +71,7 @@ def inspect(name: str, folder: Path, *, verify: bool = False) -> Inspection:
 
 
 def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
-    """How many rows repeat the content of another: within a split, across splits or domains."""
+    """Count rows with equal content, by place: within a split, across splits, across domains."""
     found_at: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
     for name, domain in domains.items():
         for key, split in zip(content(domain.x.numpy()), domain.split.tolist(), strict=True):
@@ -87,7 +90,7 @@ def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
 
 
 def table(found: Inspection) -> Table:
-    """Counts per class and domain; with many domains, one line per domain."""
+    """Counts per class and domain; with many domains, per domain and split instead."""
     if len(found.domains) > WIDEST:
         out = Table("domain", *SPLIT_NAMES, "classes", title=found.name)
         for name, domain in found.domains.items():
@@ -109,7 +112,7 @@ def table(found: Inspection) -> Table:
 
 
 def sheet(domains: Mapping[str, Domain]) -> Image.Image | None:
-    """The first image of each class in each domain, or None if the inputs are vectors."""
+    """A contact sheet: the first image of each class in each domain; None for vectors."""
     shown = list(domains.items())[:WIDEST]
     if any(domain.x.dim() != 4 for _, domain in shown):
         return None
@@ -129,7 +132,7 @@ def sheet(domains: Mapping[str, Domain]) -> Image.Image | None:
 
 
 def write_pages(found: Inspection, out: Path) -> list[Path]:
-    """Contact sheet (of images) and a page that needs no other file."""
+    """Write the contact sheet, if the inputs are images, and a self-contained HTML page."""
     written = []
     picture = ""
     if image := sheet(found.domains):
@@ -145,7 +148,7 @@ def write_pages(found: Inspection, out: Path) -> list[Path]:
 
 
 def page(found: Inspection, picture: str) -> str:
-    """The HTML page."""
+    """The HTML page, with ``picture`` as its contact sheet."""
     head = _row(("class", *found.domains), "th")
     body = "".join(
         _row((kind, *row), "td") for kind, row in zip(found.classes, found.counts(), strict=True)

@@ -1,7 +1,7 @@
-"""Datasets in memory, once per process, and the names of all there are.
+"""Loaded datasets, cached once per process, and the names of all known datasets.
 
-Everything that needs samples comes through :func:`load`. Worker processes :func:`adopt` what
-their parent has put into shared memory instead of reading it again.
+Everything that needs samples goes through :func:`load`. Worker processes call :func:`adopt` with
+the arrays that their parent put into shared memory, and must never read the dataset again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedshift.data.samples import Domain
 
 
 def datasets() -> list[str]:
-    """Names of all datasets, your own ones included, which may have grown since we looked."""
+    """Names of all datasets; your own are looked up anew, because some may have been added."""
     own_datasets()
     return list(DATASETS.entries())
 
@@ -25,7 +25,7 @@ _LOADED: dict[tuple[str, str], Mapping[str, Domain]] = {}  # by dataset and opti
 
 
 def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
-    """The stored domains of a dataset, once per process; ``options`` is JSON."""
+    """The stored domains of a dataset, read once per process; ``options`` is a JSON object."""
     if (dataset, options) in _LOADED:
         return _LOADED[dataset, options]
     datasets()
@@ -39,5 +39,5 @@ def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
 
 
 def adopt(dataset: str, options: str, stores: Mapping[str, Domain]) -> None:
-    """Use domains that are in memory already in place of loading them."""
+    """Make :func:`load` return domains that are already in memory."""
     _LOADED[dataset, options] = stores

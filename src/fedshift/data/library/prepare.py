@@ -1,4 +1,12 @@
-"""The prepared store: FEDSHIFT_HOME/<dataset>/<size or form>/<domain>, made whole or not at all."""
+"""Prepares datasets into the store: FEDSHIFT_HOME/<dataset>/<size or form>/<domain>.
+
+The registered datasets call :func:`load`, and ``fedshift data prepare`` calls :func:`prepare`. A
+variant is complete or absent: all its domains, ``dataset.json`` and ``report.json`` are written to
+a temporary folder, which takes the final name only when the last of them is done. So a crash, a
+full disk or a bad source never leaves half a dataset, an existing variant stays usable until the
+moment it is replaced, and two processes may prepare the same variant at once. A source is never
+changed, and a row that is left out is always reported.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +30,21 @@ from fedshift.data.sources.images import ImageSource, rotate_all
 from fedshift.data.sources.source import Read, Source, assemble
 from fedshift.data.store import ARRAYS, SMALL, beside, read_domain, write_domain
 
-Report = dict[str, list[str]]  # left_out, notes
+Report = dict[str, list[str]]  # "left_out": rows and classes not used; "notes": other remarks
 
 
 def store_of(card: DatasetCard, variant: Variant) -> Path:
-    """Folder of a dataset in the store."""
+    """Folder of a variant of a dataset in the store."""
     return home() / card.name / variant.key
 
 
 def prepared(card: DatasetCard) -> list[str]:
-    """Which sizes and forms of a dataset are in the store."""
+    """Names of the variants of a dataset that are in the store."""
     return sorted(p.parent.name for p in (home() / card.name).glob("[!.]*/dataset.json"))
 
 
 def load(card: DatasetCard, variant: Variant | None = None) -> dict[str, Domain]:
-    """The domains of a dataset, memory-mapped; prepared first if its source is found."""
+    """The domains of a dataset, memory-mapped; it is prepared first if that is not done yet."""
     variant = variant or Variant()
     folder = store_of(card, variant)
     if not (folder / "dataset.json").exists():
@@ -47,7 +55,7 @@ def load(card: DatasetCard, variant: Variant | None = None) -> dict[str, Domain]
                 f"set its size or form to that, or: {how_to_get(card, variant)}",
                 *ways_to_get(card, variant),
             )
-        report = prepare(card, variant, replace=False)  # another process may be as far
+        report = prepare(card, variant, replace=False)  # another process may finish first
         if report["left_out"]:
             count = len(report["left_out"])
             warn_once(
@@ -58,7 +66,7 @@ def load(card: DatasetCard, variant: Variant | None = None) -> dict[str, Domain]
 
 
 def read_store(folder: Path, *, verify: bool = False) -> dict[str, Domain]:
-    """The domains of a prepared folder; checksums are compared if it is small, or on demand."""
+    """The domains of a prepared variant; checksums are compared if it is small or ``verify``."""
     about = read_about(folder)
     full = verify or about["bytes"] < SMALL
     try:
@@ -70,7 +78,7 @@ def read_store(folder: Path, *, verify: bool = False) -> dict[str, Domain]:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What is written beside the domains: their names, the recipe, the size."""
+    """The record of a prepared variant: its domains, classes, options, shape and bytes."""
     try:
         about: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
     except (OSError, ValueError) as error:
@@ -79,7 +87,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_report(folder: Path) -> Report:
-    """What was left out when the folder was prepared."""
+    """The report of a preparation: what was left out and why, and notes."""
     path = folder / "report.json"
     report: Report = (
         json.loads(path.read_text()) if path.exists() else {"left_out": [], "notes": []}
@@ -94,9 +102,10 @@ def prepare(
     source: str | Path | None = None,
     replace: bool = True,
 ) -> Report:
-    """Read the source and put the domains in the store; what is there is replaced at the end.
+    """Read the source and write its domains to the store; an old variant is replaced at the end.
 
-    Returns what was left out and what should be known; the same is kept in report.json.
+    In order: find the source of each domain, agree on the classes, then read and write one domain
+    after another. Returns the report, which is also kept in report.json.
     """
     variant = variant or Variant()
     found = find(card, variant, source)
@@ -118,7 +127,7 @@ def prepare(
 
 
 def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None:
-    """Write one domain and add it to both records in place."""
+    """Write one domain, and add it to ``about`` and ``report`` in place."""
     domain = read.domain
     if len(domain.y) == 0:
         reason = f"; {read.left_out[0]}" if read.left_out else ""
@@ -145,7 +154,7 @@ def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None
 
 
 def folder_name(domain: str) -> str:
-    """A domain's name as that of a folder."""
+    """A domain's name, escaped so that it can name a folder."""
     name = quote(domain, safe=" ")
     return name.replace(".", "%2E") if name.startswith(".") else name
 
@@ -161,9 +170,10 @@ def _largest(sources: list[Source], count: int | None) -> list[Source]:
 def common_classes(
     card: DatasetCard, sources: Sequence[Source], only: Sequence[str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The classes that all domains are labelled by, and a line for each that is left out.
+    """The classes that label all domains, and a line for each class of the source not among them.
 
-    They are the card's; without one, those that occur in more than one domain.
+    They are ``only`` if given, else the card's; a card without names takes the classes that occur
+    in more than one domain.
     """
     seen: dict[str, list[str]] = {}
     for source in sources:
@@ -180,7 +190,7 @@ def common_classes(
         each = "; ".join(f"{s.name} has {', '.join(s.classes)}" for s in sources)
         raise DataError(f"no class occurs in two domains: {each}; name class folders alike")
     if card.part or only:
-        return classes, []  # a chosen part: the rest is not missing
+        return classes, []  # chosen on purpose: nothing to report
     reason = "no other domain has this class" if classes == shared else f"not of {card.name}"
     return classes, [
         f"{', '.join(seen[name])}/{name}: {reason}; rename the folder, or add it to the others"
@@ -197,7 +207,7 @@ def _ordered(names: dict[str, list[str]]) -> list[str]:
 def _reads(
     card: DatasetCard, variant: Variant, sources: Sequence[Source], classes: Sequence[str]
 ) -> Iterator[Read]:
-    """One domain at a time, so that no more than one is in memory."""
+    """Read one domain at a time, so that no more than one is in memory."""
     for source in sources:
         if card.base:
             yield from turned(card, variant, source.read(classes, variant.size))
@@ -206,7 +216,10 @@ def _reads(
 
 
 def turned(card: DatasetCard, variant: Variant, read: Read) -> Iterator[Read]:
-    """The base domain at each angle: the same rows, or disjoint training rows and all others."""
+    """The base domain at each angle, each with its own part of the training rows if ``disjoint``.
+
+    Validation and test rows are the same at every angle.
+    """
     base = read.domain
     rows = np.arange(len(base.y))
     x, y, split = base.x.numpy(), base.y.numpy(), base.split.numpy()
@@ -216,7 +229,7 @@ def turned(card: DatasetCard, variant: Variant, read: Read) -> Iterator[Read]:
         split[rows] = assemble(base.name, x[rows], y[rows], None, base.classes).split.numpy()
     train = rows[split[rows] == 0]
     train = seeds.numpy("rotated", card.name).permutation(train)
-    sign = -1 if card.name == "rotated-mnist" else 1  # CSAC turns clockwise
+    sign = -1 if card.name == "rotated-mnist" else 1  # CSAC rotates clockwise
     for k, angle in enumerate(variant.angles):
         mine = rows
         if variant.disjoint:
@@ -229,7 +242,7 @@ def turned(card: DatasetCard, variant: Variant, read: Read) -> Iterator[Read]:
 
 
 def _some(base: Domain, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of ``count`` images per class, drawn once."""
+    """Rows of ``count`` random images per class, always the same for the same data."""
     chosen = []
     for label, name in enumerate(base.classes):
         rows = np.flatnonzero(base.y.numpy() == label)

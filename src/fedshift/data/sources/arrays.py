@@ -1,5 +1,8 @@
 """Readers of arrays: npz per domain and MATLAB files.
 
+``discover`` and ``vectors`` call them. Nothing is ever unpickled, and a row with a wrong label or a
+number that is not finite is left out and reported.
+
 An npz of a domain has ``x`` (uint8 NHWC images, or vectors) or the parts of a CSR matrix (``data,
 indices, indptr, shape``), ``y``, and optionally ``classes`` (names) and ``split`` (0 train, 1 test;
 or 0 train, 1 val, 2 test). A .mat file is SVHN's (``X`` of 32 x 32 x 3 x N, ``y`` from 1 to 10,
@@ -27,7 +30,7 @@ BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 @dataclass(frozen=True)
 class Rows:
-    """Raw rows of one domain."""
+    """The rows of one domain as read, before classes are chosen and images resized."""
 
     x: Array  # (N, H, W, C) uint8 images, or (N, D) vectors
     labels: Array  # (N,) names of classes
@@ -38,14 +41,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A domain whose rows come as one array."""
+    """A domain whose rows are one array; ``load`` reads it when it is needed."""
 
     name: str
     classes: tuple[str, ...]
     load: Callable[[], Rows]
 
     def read(self, classes: Sequence[str], size: int | None) -> Read:
-        """The rows of the given classes."""
+        """The rows of the given classes, labelled by their order."""
         rows = self.load()
         order = {name: i for i, name in enumerate(classes)}
         y = np.array([order.get(str(name), -1) for name in rows.labels], dtype=np.int64)
@@ -72,7 +75,7 @@ def npz_source(path: Path, name: str, alias: Callable[[str], str] = str) -> Arra
 
 
 def open_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
-    """Entries of an npz file."""
+    """Entries of an npz file, all or those in ``names``; pickled ones are refused."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {n: file[n] for n in (names or file.files) if n in file.files}
@@ -112,12 +115,12 @@ def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
 
 
 def _marks(split: Array) -> Array:
-    """Ours from the file's: without a 2 in it, 1 is test."""
+    """Our split codes from the file's: if it has no 2, its 1 means test."""
     return split if (split == 2).any() else np.where(split == 0, 0, 2)
 
 
 def dense(entries: Mapping[str, Array], path: Path) -> Array:
-    """Inputs as images of three channels or as vectors; counts stay bytes."""
+    """Inputs as images of three channels or as vectors, from a dense or a CSR array."""
     if "x" in entries:
         x = entries["x"][..., None] if entries["x"].ndim == 3 else entries["x"]
         if x.ndim == 4 and x.dtype == np.uint8 and x.shape[3] in (1, 3):
@@ -140,7 +143,7 @@ def dense(entries: Mapping[str, Array], path: Path) -> Array:
 def mat_source(
     paths: Sequence[Path], name: str, classes: Sequence[str], alias: Callable[[str], str] = str
 ) -> ArraySource:
-    """A domain from MATLAB files; ``test`` in a file's name marks its rows."""
+    """A domain from MATLAB files; a file with ``test`` in its name holds the test rows."""
     parts = [_mat_rows(path) for path in paths]
     sizes = [len(y) for _, y in parts]
     x, numbers = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -159,7 +162,7 @@ def mat_source(
 
 
 def _mat_rows(path: Path) -> tuple[Array, Array]:
-    """Inputs and labels from 0 on."""
+    """Inputs and labels, counted from 0."""
     from scipy.io import loadmat  # noqa: PLC0415  slow to import
 
     try:

@@ -1,4 +1,20 @@
-"""From a card to its sources: which folder, which file or subfolder is which domain."""
+"""Finds the sources of a dataset: which file or subfolder holds which of the card's domains.
+
+``library.prepare`` calls :func:`find`, and ``fedshift data`` asks :func:`is_found`. It lists and
+opens sources, but never decodes an image, and never downloads unless the user says ``hub``.
+
+How sources are found:
+
+1. Where to look: at what the user names (a folder, a file, ``hub`` or ``hub:ID``); else at the path
+   that own data were added from; else in FEDSHIFT_SOURCES, in the folders that are called like the
+   dataset or like one of the card's ``folders``, with hyphens or underscores.
+2. What to take: if the card lists domains, for each of them the first subfolder, ``.npz`` or
+   ``.mat`` file whose name matches, spelling and aliases aside. If none matches, csv or parquet
+   files there, whose domain column names the domains. If the card lists none (own data, or one
+   domain per site), every entry is a domain.
+3. Names of domains and classes are translated to the card's, and a missing domain is an error that
+   says what was found and what is expected.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +39,14 @@ TABLES = (".csv", ".parquet")
 
 @dataclass
 class Found:
-    """Sources of a dataset, one per domain, and what should be told about them."""
+    """Sources of a dataset, one per domain, and remarks for the report."""
 
     sources: list[Source] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def source_folders(card: DatasetCard, variant: Variant) -> list[Path]:
-    """Existing folders that may hold the dataset, under FEDSHIFT_SOURCES or where it came from."""
+    """Existing folders that may hold the dataset: under FEDSHIFT_SOURCES, or its own origin."""
     if card.origin:
         return [Path(card.origin)] if Path(card.origin).exists() else []
     root = os.environ.get("FEDSHIFT_SOURCES")
@@ -38,7 +54,7 @@ def source_folders(card: DatasetCard, variant: Variant) -> list[Path]:
 
 
 def under(root: Path, card: DatasetCard, variant: Variant) -> list[Path]:
-    """Folders in ``root`` that are called like the dataset."""
+    """Folders in ``root`` named after the dataset, or after another folder of its card."""
     names = [card.name, *card.folders]
     if variant.form:
         names = [f"{card.name}/{variant.form}", f"{card.name.split('-')[0]}-{variant.form}"]
@@ -47,7 +63,7 @@ def under(root: Path, card: DatasetCard, variant: Variant) -> list[Path]:
 
 
 def find(card: DatasetCard, variant: Variant, source: str | Path | None = None) -> Found:
-    """The domains of a dataset; ``source`` is a folder, a file, ``hub`` or ``hub:ID``."""
+    """The sources of a dataset's domains; ``source``: a folder, a file, ``hub`` or ``hub:ID``."""
     if source is not None and str(source).split(":")[0] == "hub":
         return _checked(card, _from_hub(card, str(source).partition(":")[2]), str(source))
     folders = source_folders(card, variant)
@@ -75,7 +91,7 @@ def _in_folders(card: DatasetCard, variant: Variant, folders: Sequence[Path]) ->
 
 
 def is_found(card: DatasetCard, variant: Variant) -> bool:
-    """Whether every domain has a file or folder, without reading any."""
+    """Whether every domain seems to have a source, judged by names, without opening any."""
     folders = source_folders(card, variant)
     if card.origin or not card.needed or any(_tables(f) for f in _own(card, folders)):
         return bool(folders)
@@ -84,12 +100,12 @@ def is_found(card: DatasetCard, variant: Variant) -> bool:
 
 
 def _own(card: DatasetCard, folders: Sequence[Path]) -> list[Path]:
-    """Folders that hold nothing but this dataset, so that a table in them is meant."""
+    """Folders of this dataset alone, where a csv or parquet file must belong to it."""
     return [f for f in folders if "." not in card.folders or f.name == card.name]
 
 
 def how_to_get(card: DatasetCard, variant: Variant) -> str:
-    """What to do about a dataset that is neither prepared nor found, in one line."""
+    """One line for the user whose dataset is neither prepared nor found: what to do."""
     root = os.environ.get("FEDSHIFT_SOURCES")
     looked = f"nothing in FEDSHIFT_SOURCES={root}" if root else "FEDSHIFT_SOURCES is not set"
     sized = f" at size {variant.size}" if variant.size else ""
@@ -108,7 +124,7 @@ def how_to_get(card: DatasetCard, variant: Variant) -> str:
 
 
 def ways_to_get(card: DatasetCard, variant: Variant) -> tuple[str, ...]:
-    """The options of `fedshift data prepare` that :func:`how_to_get` speaks of."""
+    """The options of `fedshift data prepare` that :func:`how_to_get` recommends."""
     size = (f"size={variant.size}",) if variant.size else ()
     return (*size, "from=hub or DIR" if card.hub else "from=DIR")
 
@@ -125,7 +141,7 @@ def _from_hub(card: DatasetCard, id_: str) -> Found:
 
 
 def _by_name(card: DatasetCard, folders: Sequence[Path]) -> Found:
-    """The card's domains, each from the first folder that has it, or all from one table."""
+    """The card's domains, each from the first folder that has it, else all from tables."""
     found = Found()
     for name in card.needed:
         entries = [p for f in folders for p in visible(f) if _is(card, p, name, folders)]
@@ -152,7 +168,7 @@ def _stem(path: Path) -> str:
 
 
 def _all_in(card: DatasetCard, path: Path) -> Found:
-    """Every domain of a folder or file whose domains no card names."""
+    """Every domain of a folder or file, where the card does not list the domains."""
     if path.is_file():
         return _from_file(card, path)
     if files := _tables(path):
@@ -180,12 +196,12 @@ def _from_file(card: DatasetCard, path: Path) -> Found:
 
 def _tables(folder: Path) -> list[Path]:
     files = [p for p in visible(folder) if p.suffix.lower() in TABLES]
-    inner = folder / "data"  # where a hub download keeps them
+    inner = folder / "data"  # where a download from the hub has its parquet files
     return files or (parquet_files(inner) if inner.is_dir() else [])
 
 
 def _from_tables(card: DatasetCard, folder: Path, files: Sequence[Path]) -> Found:
-    """Images of a hub download, or numbers."""
+    """Domains from tables: images if a parquet file has an image column, else vectors."""
     images = [p for p in files if p.suffix.lower() == ".parquet" and _has_images(p, card)]
     if not images:
         label, domain = card.columns
@@ -201,7 +217,7 @@ def _has_images(path: Path, card: DatasetCard) -> bool:
 
 
 def _renamed(card: DatasetCard, source: ImageSource | ArraySource) -> ImageSource | ArraySource:
-    """A source with our names of its domain and classes."""
+    """A source with its domain and classes renamed to the card's names."""
     name = card.domain_of(source.name)
     if isinstance(source, ImageSource):
         items = tuple(replace(item, label=card.class_at(item.label)) for item in source.items)
@@ -230,7 +246,7 @@ def read_entry(path: Path, name: str, card: DatasetCard) -> ArraySource | ImageS
 
 
 def _checked(card: DatasetCard, found: Found, where: str) -> Found:
-    """Refuse a source that lacks a domain, or has none."""
+    """Raise if no domain was found or one is missing; drop domains that the card does not list."""
     have = [source.name for source in found.sources]
     missing = [name for name in card.needed if name not in have]
     if not have:

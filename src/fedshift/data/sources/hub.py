@@ -1,4 +1,8 @@
-"""Datasets of the Hugging Face hub, or the same parquet files in a local folder (extra ``hub``)."""
+"""Datasets of the Hugging Face hub, or the same parquet files in a local folder (extra ``hub``).
+
+``discover`` calls it for a hub id or a folder of parquet files. The library ``datasets`` is
+imported only when needed, and only a source that the user names is ever downloaded.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ def load_hub(
 ) -> list[ImageSource]:
     """The domains of a hub id, or of a folder of parquet files with the same columns.
 
-    ``name`` is that of the one domain if there is no domain column. Images are decoded later, by
+    ``name`` is the only domain's, where there is no domain column. Images are decoded later, by
     :meth:`ImageSource.read`.
     """
     tables = _open(where, config)
@@ -52,7 +56,7 @@ def load_hub(
 
 
 def library() -> Any:
-    """The library ``datasets``, which is not needed by anything else."""
+    """The optional library ``datasets``, or an error that says how to install it."""
     try:
         return importlib.import_module("datasets")
     except ImportError:
@@ -62,7 +66,7 @@ def library() -> Any:
 
 
 def _open(where: str | Path, config: str | None) -> dict[str, Any]:
-    """Tables by split."""
+    """Tables by the name of their split."""
     datasets = library()
     try:
         if isinstance(where, Path):
@@ -96,13 +100,13 @@ def _open_folder(folder: Path) -> dict[str, Any]:
     finally:
         if quiet:
             datasets.enable_progress_bars()
-    for table in tables.values():  # the copy goes when nothing is mapped any more
+    for table in tables.values():  # delete the copy when no table maps it any more
         weakref.finalize(table, shutil.rmtree, cache, ignore_errors=True)
     return tables
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Parquet files of a folder, also one level below."""
+    """Parquet files of a folder and of its direct subfolders."""
     return sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
 
 
@@ -116,7 +120,7 @@ def _check_columns(where: str | Path, found: list[str], wanted: list[str]) -> No
 
 
 def _names(table: Any, column: str) -> list[str | None]:
-    """Values as names: those of the class label if it has them."""
+    """Values of a column as text: class names if the column has them; None where out of range."""
     names = getattr(table.features[column], "names", None)
     values = table.data.column(column).to_pylist()
     if names is None:
@@ -125,7 +129,7 @@ def _names(table: Any, column: str) -> list[str | None]:
 
 
 def _bytes(table: Any, column: str, row: int) -> bytes:
-    """The encoded image of a row; the table is on disk, and reading it is safe in threads."""
+    """The encoded image of a row, read from the table on disk; safe in several threads."""
     value = table.data.column(column)[row].as_py()
     if isinstance(value, dict):
         value = value.get("bytes") or Path(value.get("path") or "").read_bytes()
@@ -135,7 +139,7 @@ def _bytes(table: Any, column: str, row: int) -> bytes:
 
 
 def by_card(columns: Iterable[tuple[str | Path, Hub]]) -> list[ImageSource]:
-    """The domains of several hub ids."""
+    """The domains of several hub ids or folders, each with its columns."""
     found: list[ImageSource] = []
     for where, hub in columns:
         found += load_hub(

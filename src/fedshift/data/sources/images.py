@@ -1,4 +1,9 @@
-"""Images from files or bytes, decoded once, in threads, to one size; a bad one is named."""
+"""Domains of encoded images: listed from folders, decoded once, in threads, to one size.
+
+``discover`` and ``hub`` build an :class:`ImageSource`, whose ``read`` the preparation calls; a
+deployed site reads its folder the same way. A file that cannot be decoded is left out and reported
+by name, never replaced.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ LARGE = 2**29  # bytes above which a domain is decoded to disk instead of memory
 
 @dataclass(frozen=True)
 class Item:
-    """One image: where it is, its class, and its split (-1 if the source does not say)."""
+    """One image: its id, class, split (-1 if the source has none), and file or reader of bytes."""
 
     id: str
     label: str
@@ -67,7 +72,7 @@ class ImageSource:
 def decode_all(
     name: str, items: Sequence[Item], size: int | None
 ) -> tuple[PixelArray, list[int], list[str]]:
-    """Pixels (n, H, W, 3) of the images that can be read, their positions, and the others."""
+    """Pixels (n, H, W, 3) of the readable images, their positions, a line for each other one."""
     x: PixelArray | None = None
     kept: list[int] = []
     problems: list[str] = []
@@ -93,7 +98,7 @@ def decode_all(
 
 
 def scratch(shape: tuple[int, ...]) -> PixelArray:
-    """An array to fill: in memory, or in a nameless file if it is large."""
+    """An array to fill: in memory, or mapped to an unnamed temporary file if it is large."""
     if np.prod(shape, dtype=np.int64) < LARGE:
         return np.empty(shape, dtype=np.uint8)
     home().mkdir(parents=True, exist_ok=True)
@@ -102,12 +107,12 @@ def scratch(shape: tuple[int, ...]) -> PixelArray:
 
 
 def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[PixelArray | str]:
-    """Images in order; Pillow releases the GIL while it decodes and resizes."""
+    """Decode in threads, in order; Pillow releases the GIL while it decodes and resizes."""
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task(f"decoding {name}", total=len(items))
-        for start in range(0, len(items), 1024):  # bounds what waits in memory
+        for start in range(0, len(items), 1024):  # at most this many decoded images wait in memory
             chunk = [item.data for item in items[start : start + 1024]]
             for found in pool.map(lambda data: decode(data, size), chunk):
                 bar.advance(task)
@@ -115,7 +120,7 @@ def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[Pix
 
 
 def decode(data: Path | Callable[[], bytes], size: int | None) -> PixelArray | str:
-    """RGB pixels (H, W, 3), or in words why there are none."""
+    """RGB pixels (H, W, 3), or the reason, as text, why the image cannot be decoded."""
     try:
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data())) as image:
             return np.asarray(_rgb(image, size))
@@ -135,7 +140,7 @@ def _rgb(image: Image.Image, size: int | None) -> Image.Image:
 
 
 def resize_all(x: NDArray[Any], size: int | None) -> NDArray[Any]:
-    """Stored images (N, H, W, 3) at another size."""
+    """Decoded images (N, H, W, 3), resized."""
     if size is None or x.shape[1:3] == (size, size):
         return x
     out = scratch((len(x), size, size, x.shape[3]))
@@ -145,7 +150,7 @@ def resize_all(x: NDArray[Any], size: int | None) -> NDArray[Any]:
 
 
 def rotate_all(x: NDArray[Any], degrees: float) -> NDArray[Any]:
-    """Images turned counter-clockwise by ``degrees``: nearest pixel, corners black."""
+    """Images rotated counter-clockwise by ``degrees``; nearest pixel, black corners."""
     if degrees % 360 == 0:
         return x
     turned = [np.asarray(Image.fromarray(pixels).rotate(degrees)) for pixels in x]
@@ -174,7 +179,7 @@ def tree_source(folder: Path, name: str, alias: Callable[[str], str] = str) -> I
 
 
 def _list_class(folder: Path, label: str, split: int, lists: tuple[list[Item], list[str]]) -> None:
-    """Add the files of one class to both lists, those that cannot be images to the second."""
+    """Add the images of a class to the first list, a line for each other file to the second."""
     items, left_out = lists
     before = len(items)
     for path in sorted(p for p in folder.rglob("*") if not p.is_dir() and not _hidden(p)):
@@ -187,7 +192,7 @@ def _list_class(folder: Path, label: str, split: int, lists: tuple[list[Item], l
 
 
 def visible(folder: Path) -> list[Path]:
-    """What a folder holds, sorted, without hidden files."""
+    """Entries of a folder, sorted, without hidden files."""
     return sorted(p for p in folder.iterdir() if not _hidden(p))
 
 

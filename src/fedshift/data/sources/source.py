@@ -1,4 +1,8 @@
-"""What every reader hands over: a domain, where its rows come from, what was left out and why."""
+"""What every reader returns: a domain, where its rows come from, what was left out and why.
+
+The readers of this folder build on it, and ``library.prepare`` consumes it. It also draws a test
+split where the source has none, which must never put two copies of one input on both sides.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class Read:
 
 
 class Source(Protocol):
-    """One domain that can be read; listing its classes is cheap, reading it is not."""
+    """A domain that can be read; listing its classes is cheap, reading its rows is not."""
 
     @property
     def name(self) -> str:
@@ -43,7 +47,7 @@ class Source(Protocol):
 
 
 def assemble(name: str, x: Array, y: Array, split: Array | None, classes: Sequence[str]) -> Domain:
-    """A domain; where no row is marked for testing, a fifth of each class is drawn for it."""
+    """A domain from arrays; if no row is marked as test, a fifth of each class is drawn."""
     if split is None or not (split == 2).any():
         split = draw_test(x, y, name)
     inputs = torch.from_numpy(np.ascontiguousarray(x))
@@ -57,7 +61,11 @@ def content(x: Array) -> list[bytes]:
 
 
 def draw_test(x: Array, y: Array, name: str) -> Array:
-    """Marks of a stratified draw, the same for the same data; duplicates stay on one side."""
+    """Split codes of a test set drawn per class; a function of the data.
+
+    Rows of equal content form a group, and whole groups are drawn until a class has its fifth, so
+    that a duplicate of a test row is never a training row.
+    """
     _, group = np.unique(np.array(content(x), dtype="S12"), return_inverse=True)
     split = np.zeros(len(y), dtype=np.uint8)
     for label in np.unique(y):

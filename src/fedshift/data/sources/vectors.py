@@ -1,7 +1,8 @@
-"""Your own numbers: csv, parquet or npz with a label column, and text through an encoder of yours.
+"""Your own vectors: csv, parquet or npz with labels, and texts through your own encoder.
 
-Columns named ``domain``, ``split`` (train, val, test) and ``id`` are optional; all others hold
-numbers. Without a domain column each file is a domain.
+``discover`` calls it. Columns named ``domain``, ``split`` (train, val, test) and ``id`` are
+optional; all others hold numbers. Without a domain column each file is a domain. A line that cannot
+be used is left out and reported with its place, and nothing is ever guessed or filled in.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fedshift.data.sources.arrays import ArraySource, Rows, npz_source, open_npz
 from fedshift.data.sources.images import SPLITS
 
 EXTRA = ("split", "id")
-Line = tuple[str, dict[str, Any]]  # where it stands, and its values by column
+Line = tuple[str, dict[str, Any]]  # file and line, for messages; values by column
 
 
 @dataclass
 class VectorTable:
-    """Lines that could be read, and what was left out."""
+    """The usable lines of all files, column by column, and what was left out."""
 
     x: list[Any] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -38,7 +39,7 @@ class VectorTable:
     left_out: list[str] = field(default_factory=list)
 
     def sources(self) -> list[ArraySource]:
-        """One per domain."""
+        """One source per domain."""
         x, labels = np.array(self.x, dtype=np.float32), np.array(self.labels)
         domains, marks = np.array(self.domains), np.array(self.marks)
         out: list[ArraySource] = []
@@ -52,7 +53,7 @@ class VectorTable:
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
-    """Names of classes, numbers by value.
+    """Distinct class names, sorted; by value if all of them are whole numbers.
 
     >>> in_order(["10", "9", "9"])
     ('9', '10')
@@ -65,7 +66,7 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 def table_sources(
     paths: Sequence[Path], *, label: str = "label", domain: str = "domain"
 ) -> list[ArraySource]:
-    """The domains of csv or parquet files of numbers."""
+    """The domains of csv or parquet files whose inputs are columns of numbers."""
     table, first = VectorTable(), [""]
     for path in paths:
         header, lines = read_lines(path)
@@ -99,7 +100,7 @@ def _number_columns(path: Path, header: Sequence[str], *, label: str, domain: st
 def _add(
     table: VectorTable, where: str, values: dict[str, Any], names: tuple[list[str], str, str, str]
 ) -> None:
-    """Add one line to the table in place, or to what was left out."""
+    """Add one line to the table in place, or a reason to what was left out."""
     numbers, label, domain, stem = names
     row = []
     for name in numbers:
@@ -120,7 +121,7 @@ def _add(
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """The value as a finite number, or None if it is not one."""
     try:
         out = float(value)
     except (TypeError, ValueError):
@@ -167,7 +168,7 @@ def _same(rows: Rows) -> Rows:
 
 
 def npz_sources(path: Path) -> list[ArraySource]:
-    """The domains of one npz file: its entry ``domain`` names each row's, or the file does."""
+    """The domains of one npz file: by its entry ``domain``, one per row, else the whole file."""
     head = open_npz(path, ("domain",))
     whole = npz_source(path, path.stem)
     if "domain" not in head:
@@ -189,7 +190,7 @@ def npz_sources(path: Path) -> list[ArraySource]:
 def text_sources(
     folder: Path, encoder: str, names: Sequence[str], alias: Callable[[str], str]
 ) -> list[ArraySource]:
-    """Texts as vectors, through ``encode(texts)`` of a Python file of yours.
+    """Texts as vectors, through the function ``encode(texts)`` of your own Python file.
 
     The texts are ``domain/{negative,positive}.review`` (Blitzer's files), or csv or parquet files
     with the columns text, label and domain.

@@ -1,1 +1,1 @@
-"""All of deployment that touches Flower: its daemons, its apps, its control interface."""
+"""The part of deployment that imports Flower: daemons, apps, and the control interface."""

@@ -1,4 +1,9 @@
-"""The two apps that Flower runs: they import fedshift and nothing else."""
+"""The ServerApp and the ClientApp of a deployment.
+
+At the server the bundle of ``deploy.flower.control`` imports ``server``; at a site
+``deploy.flower.tasks`` uses ``client``, whatever the server has sent. A site reads its id, its data
+and its state from its own folder: nothing in a message may name another one.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +36,10 @@ from fedshift.transports.flower.site import Header, NodeConfig
 
 @dataclass
 class SiteWorker(Worker):
-    """Plays this site's visits; its state is on this site's disk, and nowhere else."""
+    """A worker of this site, whose state is on this site's disk and nowhere else."""
 
     def visit(self, message: Broadcast) -> Update:
-        """As any worker; an error is told here, too."""
+        """As any worker; errors are also written to the site's log."""
         try:
             if isinstance(self.store, DiskStore):
                 follow(self.store.folder, message)
@@ -45,7 +50,12 @@ class SiteWorker(Worker):
 
 
 def follow(folder: Path, message: Broadcast) -> None:
-    """An enrolment begins a run and forgets earlier tries; later, the state must fit the round."""
+    """Check that this site's state fits the message.
+
+    An enrolment begins a run and deletes the state of earlier attempts. Any later message needs the
+    state of that enrolment, and the site must not be ahead of the server, as it would be if the
+    server alone was restored from a backup.
+    """
     mark = folder / "enrolled"
     if message.task == "enrol":
         shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +68,8 @@ def follow(folder: Path, message: Broadcast) -> None:
             "backup, or begin a new run with another seed"
         )
     ahead = max((int(p.stem) for p in folder.rglob("*.safetensors")), default=0)
-    # Scoring is attached to the next round's training, which may be a lost round played again.
+    # Scoring of a round is piggybacked on the next round's training. If that round was lost and
+    # is repeated, the site has trained it already and is one round ahead of what it scores.
     asked = message.round + (message.task != "train")
     if ahead > asked:
         raise RunError(
@@ -68,7 +79,7 @@ def follow(folder: Path, message: Broadcast) -> None:
 
 
 def paths() -> SitePaths:
-    """The folder of the site whose daemon started this process."""
+    """Folder of the site whose daemon started this process."""
     return SitePaths(Path(os.environ["FEDSHIFT_SITE"]))
 
 
@@ -79,7 +90,7 @@ def whoami(run: RunConfig, node: NodeConfig) -> str:
 
 
 def open_worker(run: RunConfig, node: NodeConfig) -> Worker:
-    """A worker around this site's data and state."""
+    """A worker with this site's data and its state of the run."""
     del node
     here = paths()
     return _worker(run, own_federation(here, run), DiskStore(here.states / run.name))
@@ -100,7 +111,7 @@ def _worker(run: RunConfig, own: Federation, store: DiskStore) -> Worker:
 
 
 def introduce(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
-    """Tell the server what it must know to build the net, once the data are found to fit."""
+    """Check that the data fit the run, then report the facts by which the server builds the net."""
     del envelope, node
     try:
         run = header.read()
@@ -113,7 +124,7 @@ def introduce(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
 
 
 def _tell(error: FedshiftError) -> None:
-    """In the site's own log, for who can mend it."""
+    """Write an error to the site's own log, where whoever can fix it will look."""
     log.error("%s", error)
 
 
@@ -123,11 +134,11 @@ server = ServerApp()
 
 @client.query("facts")
 def answer_facts(message: Message, context: Context) -> Message:
-    """A site introduces itself."""
+    """Answer ``query.facts``: the site reports its classes, shape and counts."""
     return respond(message, context, introduce)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that ``fedshift server run`` has asked for."""
+    """Carry out the run whose request file ``fedshift server run`` has written."""
     play_request(Request.read(Path(str(context.run_config["run"]))), FlowerGrid(grid))

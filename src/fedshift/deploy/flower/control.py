@@ -1,4 +1,9 @@
-"""Commands to a running SuperLink from its own machine: register sites, start and watch runs."""
+"""Commands to a running SuperLink: register sites, start, stop and watch runs.
+
+``deploy.runs`` and ``cli.deploy`` use it on the server's own machine; from another one the gate
+refuses it (``deploy.gate``). The code bundle that it sends with a run holds no code but an import
+of the installed fedshift.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ from fedshift.base.version import __version__
 from fedshift.deploy.credentials import PublicKey
 from fedshift.deploy.folders import ServerPaths, read_server
 
-BUNDLE = {  # Flower runs nothing without a bundle; ours holds three lines
+BUNDLE = {  # Flower starts no run without a code bundle; ours only imports our apps
     "pyproject.toml": f"""\
 [project]
 name = "fedshift-deployed"
@@ -64,14 +69,14 @@ __all__ = ["client", "server"]
 class RegisteredSite:
     """A registered site as the SuperLink sees it."""
 
-    id: int
+    id: int  # Flower's node
     site: str
     status: str  # registered (never seen), online, offline
     key: bytes
 
 
 class Control:
-    """An open line to the SuperLink of a server folder."""
+    """A connection to the SuperLink of a server folder; use it as a context manager."""
 
     def __init__(self, paths: ServerPaths) -> None:
         self.paths = paths
@@ -94,29 +99,29 @@ class Control:
         self._client.close()
 
     def register(self, key: PublicKey) -> None:
-        """Let a site in."""
-        with self._told():
+        """Register a site's public key under its id."""
+        with self._readable_errors():
             self._client.RegisterNode(RegisterNodeRequest(public_key=key.pem, name=key.site))
 
     def unregister(self, node: RegisteredSite) -> None:
-        """Let a site in no more."""
-        with self._told():
+        """Withdraw a site's registration."""
+        with self._readable_errors():
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
 
     def nodes(self) -> dict[str, RegisteredSite]:
-        """Registered sites by id."""
-        with self._told():
+        """Registered sites by their ids."""
+        with self._readable_errors():
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
         nodes = [RegisteredSite(n.node_id, n.name, n.status, n.public_key) for n in found]
         return {n.site: n for n in nodes if n.status != "unregistered"}
 
     def start(self, request: str) -> int:
-        """Start a run that reads its request from a file of the server; its number."""
-        with warnings.catch_warnings():  # of a library that Flower calls in an old way
+        """Start a run whose ServerApp reads the file ``request``; returns Flower's number of it."""
+        with warnings.catch_warnings():  # from a library that Flower calls by a deprecated name
             warnings.simplefilter("ignore", DeprecationWarning)
             blob, _ = build_fab_from_files({n: text.encode() for n, text in BUNDLE.items()})
         config = user_config_to_proto({"run": request})
-        with self._told():
+        with self._readable_errors():
             answer = self._client.StartRun(
                 StartRunRequest(
                     fab=fab_to_proto(Fab(hashlib.sha256(blob).hexdigest(), blob, {})),
@@ -126,13 +131,13 @@ class Control:
         return int(answer.run_id)
 
     def stop(self, run: int) -> None:
-        """End a run."""
-        with self._told():
+        """Stop a run."""
+        with self._readable_errors():
             self._client.StopRun(StopRunRequest(run_id=run))
 
     def state(self, run: int) -> tuple[str, str]:
-        """How far a run is (pending, starting, running, finished) and what is to be told of it."""
-        with self._told():
+        """A run's state (pending, starting, running, finished), and its error if it has failed."""
+        with self._readable_errors():
             found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict
         if run not in found:
             return "finished", "the server does not know this run any more"
@@ -140,7 +145,8 @@ class Control:
         return status.status, "" if status.sub_status == "completed" else status.details
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
+        """Turn errors of Flower and of the connection into ours, which say what to do."""
         try:
             yield
         except httpx.HTTPStatusError as error:

@@ -1,8 +1,9 @@
-"""The daemons of a server or of a site: what each is told, and that all of them run or none does.
+"""Starts the daemons of a server or of a site, and sees to it that all of them run or none.
 
-``fedshift server start`` and ``fedshift site start`` call ``start_server`` and ``start_site``. The
-daemons are Flower's, with no telemetry, no update check, and nothing installed behind our back;
-secrets and keys reach them by path, never on a command line.
+``fedshift server start`` and ``fedshift site start`` call ``start_server`` and ``start_site``. Each
+starts two of Flower's daemons: a SuperLink (server) or SuperNode (site), which exchanges messages,
+and an executor, which runs the processes that compute. They have no telemetry, no update check, and
+install nothing at run time; keys and secrets must reach them as paths, never on a command line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def environment(paths: Paths) -> dict[str, str]:
 
 
 def require_flower() -> str:
-    """Version of Flower, or how to get it."""
+    """The version of Flower; raises an error that says how to install it if it is missing."""
     try:
         return version("flwr")
     except PackageNotFoundError:
@@ -55,7 +56,7 @@ def require_flower() -> str:
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
-GRACE = 10.0  # seconds that a daemon has to end
+GRACE = 10.0  # seconds for a daemon to end before it is killed
 
 
 def supervise(
@@ -63,9 +64,9 @@ def supervise(
     environment: Mapping[str, str],
     ready: Callable[[], bool],
 ) -> None:
-    """Run the commands until a signal comes; if one ends by itself, end the others and say so.
+    """Run the commands until a signal comes; if one ends by itself, end the others and raise.
 
-    ``ready`` is asked until it says yes.
+    ``ready`` is called repeatedly until it returns True.
     """
     stopping: list[int] = []
     waiting = True
@@ -98,7 +99,7 @@ def supervise(
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all to end, last started first, then insist."""
+    """Terminate all processes, last started first; kill those that do not end in time."""
     for process in reversed(processes):
         process.terminate()
     until = time.monotonic() + GRACE
@@ -111,7 +112,11 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def follow_parent() -> None:
-    """In the child: private files, no terminal's Ctrl-C, and the end when the parent ends."""
+    """Prepare a child, before its program starts.
+
+    Its files are private, a Ctrl-C in the terminal reaches the parent alone (which then ends its
+    children in order), and on Linux it is terminated when the parent ends, whatever ends that.
+    """
     os.umask(0o077)
     os.setpgid(0, 0)
     if sys.platform.startswith("linux"):
@@ -119,7 +124,7 @@ def follow_parent() -> None:
 
 
 def require_free(host: str, port: int, remedy: str) -> None:
-    """Say that a port is taken before a daemon fails over it."""
+    """Raise an error if nobody could listen on the port, before a daemon fails there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,7 +136,7 @@ def require_free(host: str, port: int, remedy: str) -> None:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody on this machine answers on a port."""
+    """Whether a process listens on a port of this machine."""
     try:
         socket.create_connection((host, port), 1).close()
     except OSError:
@@ -140,26 +145,26 @@ def listens(host: str, port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-LET_GO = 120.0  # seconds in which the server notices that a killed site is gone
+RELEASE_TIMEOUT = 120.0  # seconds within which the server notices that a killed site is gone
 PYTHON = (sys.executable, "-P")  # nothing is imported from the working directory
 HERE = Path(__file__).parent
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 
 
-def start_server(folder: Path, say: Say) -> None:
+def start_server(folder: Path, echo: Echo) -> None:
     """Run the SuperLink and its executor until a signal comes."""
     require_flower()
     paths, settings = ServerPaths(folder.absolute()), read_server(folder)
     left = checks.check_server(paths, settings)
     if left < WARNING_DAYS:
-        say(f"note: the certificate ends in {left:.0f} days; run `fedshift server renew {folder}`")
+        echo(f"note: the certificate ends in {left:.0f} days; run `fedshift server renew {folder}`")
     require_free(
         settings.bind,
         settings.port,
@@ -169,23 +174,23 @@ def start_server(folder: Path, say: Say) -> None:
     commands = {"SuperLink": superlink(paths, settings), "executor": server_executor(paths)}
     own = environment(paths) | {"FEDSHIFT_SERVER": str(paths.root)}
     line = f"listening on {settings.bind}:{settings.port}, stop with Ctrl-C"
-    supervise(commands, own, _said_once((settings.local, settings.port), say, line))
+    supervise(commands, own, _announce_when_ready((settings.local, settings.port), echo, line))
 
 
-def _said_once(address: tuple[str, int], say: Say, line: str) -> Callable[[], bool]:
-    """Say the line when the daemon listens."""
+def _announce_when_ready(address: tuple[str, int], echo: Echo, line: str) -> Callable[[], bool]:
+    """A ``ready`` for :func:`supervise` that prints a line once the daemon listens."""
 
     def ready() -> bool:
         if not listens(*address):
             return False
-        say(line)
+        echo(line)
         return True
 
     return ready
 
 
 def superlink(paths: ServerPaths, settings: ServerSettings) -> list[str]:
-    """The command; keys go by path."""
+    """Command of the SuperLink; keys are passed as paths."""
     return [
         *(*PYTHON, "-m", "fedshift.deploy.flower.superlink"),
         *("--host", settings.bind, "--port", str(settings.port)),
@@ -198,7 +203,7 @@ def superlink(paths: ServerPaths, settings: ServerSettings) -> list[str]:
 
 
 def server_executor(paths: ServerPaths) -> list[str]:
-    """The command; the SuperLink is on this machine, under a name that its certificate has."""
+    """Command of the server's executor; its address of the SuperLink is in the certificate."""
     address = read_server(paths.root).local_address
     return [
         *(*PYTHON, str(HERE / "executor.py")),
@@ -207,13 +212,13 @@ def server_executor(paths: ServerPaths) -> list[str]:
     ]
 
 
-def start_site(folder: Path, say: Say) -> None:
+def start_site(folder: Path, echo: Echo) -> None:
     """Run the SuperNode and its executor until a signal comes."""
     require_flower()
     paths, settings = SitePaths(folder.absolute()), read_site(folder)
     for line in checks.check_site(paths):
-        say(line)
-    wait_for_release(paths, say)
+        echo(line)
+    wait_for_release(paths, echo)
     folders.write_private(paths.secret, secrets.token_bytes(32))
     port = free_port()
     commands = {
@@ -222,11 +227,11 @@ def start_site(folder: Path, say: Say) -> None:
     }
     own = environment(paths) | {"FEDSHIFT_SITE": str(paths.root)}
     line = f"site {settings.id} serves {settings.server}, stop with Ctrl-C"
-    supervise(commands, own, _said_once(("127.0.0.1", port), say, line))
+    supervise(commands, own, _announce_when_ready(("127.0.0.1", port), echo, line))
 
 
 def supernode(paths: SitePaths, server: str, port: int) -> list[str]:
-    """The command; the key goes by path."""
+    """Command of the SuperNode; the key is passed as a path."""
     return [
         *(*PYTHON, str(HERE / "supernode.py")),
         *("--superlink", server, "--root-certificates", str(paths.ca)),
@@ -237,7 +242,7 @@ def supernode(paths: SitePaths, server: str, port: int) -> list[str]:
 
 
 def site_executor(paths: SitePaths, port: int) -> list[str]:
-    """The command; between two processes of this machine there is no TLS, but a secret."""
+    """Command of a site's executor; on loopback there is no TLS, and a secret proves who calls."""
     return [
         *(*PYTHON, str(HERE / "executor.py")),
         *("--runtime-api-address", f"127.0.0.1:{port}", "--insecure"),
@@ -245,16 +250,19 @@ def site_executor(paths: SitePaths, port: int) -> list[str]:
     ]
 
 
-def wait_for_release(paths: SitePaths, say: Say) -> None:
-    """Wait while the server still holds the connection of a process that was killed."""
+def wait_for_release(paths: SitePaths, echo: Echo) -> None:
+    """Wait until the server no longer regards this site as online.
+
+    It does for about a minute after the site's last process was killed, and would refuse a new one.
+    """
     host, port = read_site(paths.root).address
-    until = time.monotonic() + LET_GO
+    until = time.monotonic() + RELEASE_TIMEOUT
     while checks.ask(paths, host, port).status == "online":
         if time.monotonic() > until:
             raise RunError(
-                f"the server sees this site online for {LET_GO:.0f} s: another process serves it; "
-                "stop that one first"
+                f"the server sees this site online for {RELEASE_TIMEOUT:.0f} s: another process "
+                "serves it; stop that one first"
             )
-        if until - time.monotonic() > LET_GO - 1:
-            say("the server still holds the last connection of this site; waiting, about a minute")
+        if until - time.monotonic() > RELEASE_TIMEOUT - 1:
+            echo("the server still holds the last connection of this site; waiting, about a minute")
         time.sleep(2)

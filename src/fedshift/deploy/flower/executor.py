@@ -1,9 +1,19 @@
-"""Flower's SuperExec, warm, and silent about its tokens.
+"""Flower's SuperExec, changed so that tasks start fast and their tokens stay secret.
 
-Flower starts an interpreter per message and passes it a token on the command line, for all users of
-the machine to see. Here each message is played by a child of a process that has imported
-everything once; the token reaches it through a pipe. Run as a file, not as a module: it imports
-nothing of fedshift itself, and torch is in memory once.
+``deploy.flower.daemons`` runs this file beside the SuperLink or SuperNode, from which SuperExec
+fetches tasks: at the server a task is a whole run, at a site the answer to one message. Flower
+would start a new interpreter per task, which takes seconds to import torch, and pass it the task's
+token on the command line.
+
+The fork server. Here a task is a child of a fork server, a process without threads that has
+imported Flower's runtime, torch and every registered method once (``deploy.flower.tasks``). A child
+starts in milliseconds and shares the memory of those imports. The file is run by its path, not as
+a module, and must import nothing of fedshift at its top: so torch is in memory only once, in the
+fork server.
+
+The token. With it a process may act for its task at the Runtime API: read its messages, send its
+reply. Every user of the machine can read a command line (``ps``), so a token must never be on one.
+multiprocessing passes arguments to a child through a pipe, which no other user can read.
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ KINDS = {TaskType.SERVER_APP: "server", TaskType.CLIENT_APP: "client"}
 
 
 def launch(_executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
-    """Start the task in a child."""
+    """In place of ``SubprocessExecutor.launch``: start the task in a child of the fork server."""
     kind = KINDS.get(spec.task_type)
     if kind is None:
         return LaunchResult.failed(f"fedshift plays no {spec.task_type}")
@@ -37,24 +47,25 @@ def launch(_executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
 
 
 def play(*task: Any) -> None:
-    """In the child."""
-    from fedshift.deploy.flower import tasks  # noqa: PLC0415  its parent has imported it
+    """Run a task, in the child."""
+    from fedshift.deploy.flower import tasks  # noqa: PLC0415  the fork server has imported it
 
     tasks.play(tasks.ChildTask(*task))
 
 
 @cache
 def context() -> Any:
-    """Children of a clean process."""
+    """The fork server, made once; it imports ``deploy.flower.tasks`` before its first child."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["fedshift.deploy.flower.tasks"])
     return found
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Run SuperExec until a signal ends it."""
     setattr(SubprocessExecutor, "launch", launch)  # noqa: B010  mypy forbids the assignment
-    context().Process(target=print, args=("",), kwargs={"end": ""}, daemon=True).start()  # warm up
+    # A task that does nothing: the fork server starts and imports now, not at the first message.
+    context().Process(target=print, args=("",), kwargs={"end": ""}, daemon=True).start()
     flower_superexec()
 
 

@@ -1,4 +1,9 @@
-"""The two halves of a Flower app: ready to be named in its pyproject.toml."""
+"""What a Flower app needs to simulate a scenario of fedshift: see ``examples/flower_app``.
+
+The app's ServerApp is made of :func:`play_settings`, its ClientApp of :func:`simulated_worker` and
+:func:`simulated_client`. All data are those of the run's scenario, so this must never be used at a
+site with data of its own (``deploy.flower.apps`` is for that).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +33,10 @@ KEYS = ("method", "scenario", "scale", "rounds", "clients-per-round", "seed", "s
 
 
 def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
-    """A run from the flat settings of a Flower app; empty text and 0 leave a value alone.
+    """A run from the flat settings of a Flower app; an empty string or 0 means the default.
 
-    ``set`` and ``allow`` hold several values apart by blanks: ``set = "mu=0.1 scenario.lr=0.2"``.
+    ``set`` and ``allow`` take several values, separated by blanks:
+    ``set = "mu=0.1 scenario.lr=0.2"``.
     """
     if odd := sorted(settings.keys() - set(KEYS)):
         raise ConfigError(f"the run has a setting {odd[0]!r}; known: {', '.join(KEYS)}")
@@ -48,12 +54,12 @@ def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
 
 
 def folder(run: RunConfig, settings: Mapping[str, Any]) -> Path:
-    """Where the server keeps the run, and simulated sites their state: ``out``, or runs/NAME."""
+    """Folder of the run directory and of the simulated sites' state: ``out``, or runs/NAME."""
     return Path(settings.get("out") or Path("runs") / run.name)
 
 
 def play_settings(connect: Callable[[Plan], Transport], settings: Mapping[str, Any]) -> RunResult:
-    """Play the run that ``settings`` describe, on from its last finished round."""
+    """Carry out the run that ``settings`` describe, from its last finished round on."""
     to_streams()
     config, method = configured(settings)
     options = Options(resume=True, transport=connect, listener=LogListener())
@@ -61,20 +67,20 @@ def play_settings(connect: Callable[[Plan], Transport], settings: Mapping[str, A
 
 
 def simulated_worker(run: RunConfig, node: NodeConfig) -> Worker:
-    """For a simulated site: the run's own scenario, state in the run's directory."""
+    """A simulated site's worker: data of the run's scenario, state in the run directory."""
     return _simulated(run.model_dump_json(), folder(run, node))
 
 
-@lru_cache(maxsize=1)  # an actor plays many visits of one run
+@lru_cache(maxsize=1)  # an actor runs many visits of one run
 def _simulated(run: str, path: Path) -> Worker:
-    tune_process(worker=True)  # an actor of the simulation is a process of ours
+    tune_process(worker=True)  # allowed: the actor's process runs nothing else
     config = RunConfig.model_validate_json(run)
     federation = federate(config.scenario, config.seed)
     return Plan(config, config.build(), federation, client_store(path)).worker()
 
 
 def simulated_client(run: RunConfig, node: NodeConfig) -> str:
-    """For a simulated site: the client at the place that Flower's ``partition-id`` names."""
+    """A simulated site's client: the one at the position of Flower's ``partition-id``."""
     clients = _clients(run.model_dump_json())
     number = int(node["partition-id"])
     if int(node["num-partitions"]) != len(clients):

@@ -1,4 +1,9 @@
-"""``python -m fedshift.deploy.flower.superlink``: Flower's SuperLink behind our gate."""
+"""``python -m fedshift.deploy.flower.superlink``: Flower's SuperLink behind the gate.
+
+``deploy.flower.daemons`` starts it at the server. It installs :class:`~fedshift.deploy.gate.Gate`
+as middleware and thins out the log; the SuperLink must never listen without the gate, because part
+of its interface asks for no password.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from fedshift.deploy.gate import Gate
 
 
 def status_of(app: Any, key: bytes) -> str:
-    """What the SuperLink knows of a public key: unknown, registered, online or offline."""
+    """The status of a public key at the SuperLink: unknown, registered, online or offline."""
     state = app.state.linkstate_factory.state()
     node = state.get_node_id_by_public_key(key)
     found = state.get_node_info(node_ids=[node]) if node is not None else []
@@ -25,22 +30,22 @@ def status_of(app: Any, key: bytes) -> str:
 
 
 async def status_soon(app: Any, key: bytes) -> str:
-    """The same without holding up other requests."""
+    """As :func:`status_of`, in a thread: the database must not block other requests."""
     return await run_in_threadpool(status_of, app, key)
 
 
 def is_refusal(record: logging.LogRecord) -> bool:
-    """Of the requests, those that were refused: the others come many times a second."""
+    """Log filter: only requests that were refused, since the others come many times a second."""
     return not isinstance(record.args, tuple) or int(str(record.args[-1])) >= 400
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Neither an empty line nor somebody watching a run."""
+    """Log filter: no empty lines, and no polling by ``server run``."""
     return record.getMessage() not in ("", "ControlServicer.ListRuns")
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Run the SuperLink until a signal ends it."""
     expects = ServerPaths(Path(os.environ["FEDSHIFT_SERVER"])).expects
     gate: Any = Gate
     extensions.get_middleware = lambda: (Middleware(gate, expects=expects, status_of=status_soon),)

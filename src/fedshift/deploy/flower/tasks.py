@@ -1,7 +1,9 @@
-"""One message of Flower's, played in a child process that has imported everything already.
+"""One Flower task, carried out in a child process of the executor's fork server.
 
-The executor's fork server imports this module once (with Flower's runtime and every registered
-method); each message is then played by a child of it, which starts in milliseconds.
+The fork server of ``deploy.flower.executor`` imports this module once, and with it Flower's
+runtime, torch and every registered method: that is why registries are filled at import. Each task
+(a run at the server, the answer to one message at a site) is then a forked child, which imports
+nothing more and starts in milliseconds. At a site, code that the server sends must never be run.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ for registry in (METHODS, BACKBONES, SCENARIOS, DATASETS):
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What the executor hands to a child, through a pipe."""
+    """What the executor passes to a child, through a pipe: on a command line all could read it."""
 
     kind: str  # server or client
     address: str  # of the Runtime API on this machine
     token: str = field(repr=False)
     root_certificates: str | None
-    parent: int | None
+    parent: int | None  # process id; the task ends when that process ends
 
     def arguments(self) -> dict[str, Any]:
-        """As Flower's own entry points pass them on."""
+        """Arguments for Flower's runtime, as Flower's own commands would make them."""
         ca = self.root_certificates
         return {
             "runtime_api_address": self.address,
@@ -51,17 +53,21 @@ class ChildTask:
 
 
 def play(task: ChildTask) -> None:
-    """Run to the end; Flower leaves by SystemExit."""
+    """Carry out a task; Flower ends the process by SystemExit."""
     to_streams()
     tune_process()
     {"server": play_server, "client": play_client}[task.kind](task)
 
 
 def play_client(task: ChildTask) -> None:
-    """Play a visit with the app that is installed here, whatever code the server has sent."""
+    """Answer one message with the ClientApp that is installed here.
+
+    Flower would unpack the code bundle that came with the run and import its app. Both functions
+    are replaced, so that a server cannot run code at a site.
+    """
 
     def nothing(*_args: object, **_kwargs: object) -> None:
-        """Instead of unpacking the server's bundle."""
+        """In place of unpacking the bundle."""
 
     def ours(**_kwargs: object) -> Callable[..., Any]:
         return lambda *_args: client
@@ -71,7 +77,7 @@ def play_client(task: ChildTask) -> None:
 
 
 def play_server(task: ChildTask) -> None:
-    """Play a run."""
+    """Carry out a run; its output goes to Flower's log as well."""
     lines: Queue[str | None] = Queue()
     mirror_output_to_queue(lines)
     try:

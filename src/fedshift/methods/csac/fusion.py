@@ -1,7 +1,10 @@
 """CSAC's data-free fusion: layer by layer, models far from the average count more (Eqs. 3 and 4).
 
-A layer is read in blocks of columns, so that a block is still in the cache when its distances
-follow its mean; a second reading adds the layers up.
+All clients' versions of a layer are read as one matrix (n, P), a row per client. The server keeps
+the replies of a round side by side, so this needs no copy, and ``blocks`` yields the matrix in
+slices of columns. For each slice the mean over clients is computed first, then every client's
+distance from it, while the slice is still in the processor's cache; the norms of the slices combine
+into the norm of the layer. Once the weights are known, a second reading forms the weighted sum.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from torch import Tensor
 from fedshift import Aggregator, Server, Tree, Update, setting
 from fedshift.core.reply_stack import blocks, layer_by_layer, weighted_sum
 
-BLOCK = 2**19  # elements read at a time, all clients together: still in the cache when read again
-TINY = 1e-12  # share of the largest distance below which another one is as good as zero
+BLOCK = 2**19  # elements per slice, all clients together: small enough to stay in the cache
+TINY = 1e-12  # fraction of the largest distance below which a distance counts as zero
 
 
 def gaps(layer: Sequence[Tensor], order: int) -> tuple[Tensor, Tensor]:
@@ -48,8 +51,8 @@ def manhattan(layer: Sequence[Tensor]) -> Tensor:
 def cosine(layer: Sequence[Tensor]) -> Tensor:
     """1 - cos(w, m), (n,).
 
-    As (|w - m|^2 - (|w| - |m|)^2) / (2 |w| |m|), which does not cancel when w is close to m. A
-    layer of zeros is at distance 0 from itself and at 1 from anything else.
+    Computed as (|w - m|^2 - (|w| - |m|)^2) / (2 |w| |m|), which stays accurate when w is close to
+    m. A layer of zeros is at distance 0 from itself and at 1 from anything else.
     """
     gap, mean = gaps(layer, 2)
     own = torch.stack([torch.linalg.vector_norm(w) for w in layer]).double()  # (n,)
@@ -66,7 +69,7 @@ def by_divergence(distances: Tensor) -> Tensor:
 
 
 def by_similarity(distances: Tensor) -> Tensor:
-    """Weights in the inverse proportion, (1 / dist_h) / sum_h (1 / dist_h): Table 4."""
+    """Weights in inverse proportion, (1 / dist_h) / sum_h (1 / dist_h): Table 4."""
     return by_divergence(1 / (distances + TINY * distances.max()).clamp_min(TINY))
 
 
@@ -101,9 +104,9 @@ def fuse(layer: Sequence[Tensor], weights: Tensor) -> Tensor:
 class DivergenceFusion(Aggregator):
     """M_l = sum_h c_l^h G_l^h with c_l^h in proportion to dist(G_l^h, mean over h of G_l^h).
 
-    A layer is one entry of the state dict: every floating shared one, BatchNorm statistics
-    included. The mean is the plain one, whatever the scenario's weights. For two clients both
-    distances are equal, and l2 and l1 are the plain mean.
+    A layer is one entry of the state dict: every shared floating-point entry, BatchNorm statistics
+    included. The mean is unweighted, whatever the scenario's weights. For two clients both
+    distances are equal, so l2 and l1 give the plain mean.
     """
 
     distance: str = setting(
@@ -119,7 +122,7 @@ class DivergenceFusion(Aggregator):
         return frozenset(k for k, v in server.shared.items() if v.is_floating_point())
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
-        """Eqs. 3 and 4; the scenario's ``weights`` have no say."""
+        """Eqs. 3 and 4; the scenario's ``weights`` are not used."""
         covered = self.covers(server)
 
         def fused(keys: Sequence[str]) -> Tree:

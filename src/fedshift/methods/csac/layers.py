@@ -14,12 +14,12 @@ from torch import Tensor
 from fedshift import ConfigError, Tree
 
 BANDWIDTHS = tuple(3.0**k for k in range(-3, 2))  # multiples of the mean squared distance
-FLOOR = 1e-12  # least scale of the kernels
-DEEPEST = 3  # layers that ``auto`` takes at most
+FLOOR = 1e-12  # smallest scale of the kernels
+DEEPEST = 3  # ``auto`` takes at most this many layers, the last ones
 
 
 def adopted(shapes: Mapping[str, Sequence[int]], wanted: str) -> list[str]:
-    """The layers R among stages of these shapes, in their order: ``auto``, or names joined by +."""
+    """The R stages to align, in the net's order; ``wanted``: ``auto``, or names joined by +."""
     maps = {name: shape for name, shape in shapes.items() if len(shape) == 3}
     if not maps:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """CSAC: semantic acquisition, divergence-weighted fusion, cross-layer calibration.
 
-Yuan et al., TKDE 2023. Round 1 is the acquisition; its fusion and every further round alternate
-aggregation and calibration, so that round t is scored by the paper's t-th fused model.
+Yuan et al., TKDE 2023. In round 1 every client acquires (trains alone for long) and the server
+fuses; each later round calibrates the fused model at the clients and fuses again. So the model
+scored after round t is the paper's t-th fused model.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def smoothed(y: Tensor, classes: int, alpha: float) -> Tensor:
 
 
 def longer(scenario: Scenario, times: float) -> Phase:
-    """The scenario's local budget multiplied, in whole steps or epochs and at least one."""
+    """A phase of ``times`` the scenario's local budget, in whole steps or epochs, at least one."""
     if scenario.steps:
         return Phase(steps=max(1, round(times * scenario.steps)))
     return Phase(epochs=max(1, round(times * (scenario.epochs or 1))))
@@ -57,15 +58,15 @@ def longer(scenario: Scenario, times: float) -> Phase:
 
 @dataclass(frozen=True)
 class SemanticAcquisition(Part):
-    """Round 1: every client learns its own data from the common start, with smoothed labels.
+    """Round 1: every client trains on its own data from the common start, with smoothed labels.
 
     The paper gives it 30 x 60 iterations against 10 x 20 in each later round: 9 local budgets.
-    Plain FedAvg does not get them; ``acquisition=1`` is an equal budget.
+    FedAvg does not get these extra steps; ``acquisition=1`` compares at an equal budget.
     """
 
     smoothing: float = setting(0.1, "label smoothing alpha of Eq. 2", low=0.0, high=1.0)
     acquisition: float = setting(9.0, "length of round 1, in local budgets", low=0.0)
-    needs_full_participation = True  # who comes later would calibrate before it has acquired
+    needs_full_participation = True  # a later client would calibrate before it has acquired
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """One long phase in round 1, the scenario's budget afterwards."""
@@ -84,9 +85,9 @@ class SemanticAcquisition(Part):
 class CrossLayerCalibration(Part):
     """lam * L_AL beside the task loss, Eq. 11: layers of M near those of the local model L^h.
 
-    L^h is what the client's first visit left: frozen, in eval mode, in the client's state. The
-    projections, one per layer and model, are trained with M on the same loss by the scenario's
-    optimiser and stay in that state. Nothing of either travels.
+    L^h is the model after the client's first visit: frozen, in eval mode, in the client's state.
+    The projections, one per layer and model, are trained together with M on the same loss by the
+    scenario's optimiser and stay in that state. Neither is ever sent.
     """
 
     lam: float = setting(0.6, "weight of the alignment, lambda of Eq. 11", low=0.0)
@@ -107,12 +108,12 @@ class CrossLayerCalibration(Part):
         return self.lam > 0 and self.pairing != "none"
 
     def build(self, net: Net) -> None:
-        """Nothing to add; layers that cannot be aligned are found before round 1."""
+        """Add nothing; raise before round 1 if the layers cannot be aligned."""
         if self.aligns:
             adopted(net.shapes(), self.layers)
 
     def begin(self, client: Client) -> None:
-        """Wake the projections, or draw new ones, once there is a local model to compare with."""
+        """Make the stored projections trainable, or draw new ones, once there is an L^h."""
         kept = client.state[self.name]
         if not (self.aligns and kept):
             return
@@ -121,7 +122,7 @@ class CrossLayerCalibration(Part):
         client.state[self.name] = kept | tree.prefixed("projection", leaves)
 
     def _drawn(self, client: Client) -> Tree:
-        """Random projections of each side, under its name."""
+        """Random projections of each model, or one set for both."""
         sizes = client.net.shapes()
         shapes = [sizes[name] for name in adopted(sizes, self.layers)]
         channels = self.channels or shapes[-1][0]
@@ -136,7 +137,7 @@ class CrossLayerCalibration(Part):
         return ((k, p) for k, p in kept if isinstance(p, nn.Parameter))
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Lam * L_AL of Eq. 11; a single sample has no distribution to compare."""
+        """The term lam * L_AL of Eq. 11; none for a single sample, which has no distribution."""
         kept = client.state[self.name]
         local = tree.under("local", kept)
         if not local or not (self.aligns or self.logits) or len(step.batch.x) < 2:
@@ -163,7 +164,7 @@ class CrossLayerCalibration(Part):
         return alignment(weigh(a, b), differ(a.flatten(2), b.flatten(2)))
 
     def finish(self, client: Client) -> Tree:
-        """Keep L^h, which the first visit leaves, and the projections unless they are renewed."""
+        """Store L^h at the first visit and keep it, and the projections unless they are redrawn."""
         kept = client.state[self.name]
         own = tree.under("local", kept) or client.net.state_dict()
         projections = {} if self.renew else tree.under("projection", kept)
@@ -174,5 +175,5 @@ class CrossLayerCalibration(Part):
 
 @register("csac", paper="Yuan et al., TKDE 2023")
 def csac() -> Method:
-    """Fusion by divergence and alignment with a frozen local model across layers."""
+    """Divergence-weighted fusion, and cross-layer alignment with a frozen local model."""
     return Method((SemanticAcquisition(), CrossLayerCalibration()), DivergenceFusion())

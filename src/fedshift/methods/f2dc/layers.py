@@ -1,4 +1,4 @@
-"""F2DC's modules: split a feature map by a learnt mask, correct one half (Wang et al., 2026)."""
+"""F2DC's modules: split a feature map by a learnt mask, correct one part (Wang et al., 2026)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def concrete_mask(scores: Tensor, noise: Tensor | float, sigma: float) -> Tensor
 
 
 def related_part(maps: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 4: 1 - M and f- = (1 - M) f; f+ = M f is what is left of f."""
+    """Eq. 4: 1 - M and f- = (1 - M) f; the rest of f is f+ = M f."""
     rest = 1 - mask
     return rest, rest * maps
 
@@ -38,12 +38,12 @@ def correction(rest: Tensor, residual: Tensor) -> Tensor:
 
 
 def pool(maps: Tensor) -> Tensor:
-    """Mean over positions (B, C); as a sum, whose gradient is a view and not a map of its own."""
+    """Mean over positions (B, C); by a sum, whose gradient is a view and needs no map in memory."""
     return maps.sum((2, 3)) / (maps.shape[2] * maps.shape[3])
 
 
 def logistic_like(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw log u - log(1 - u): as the difference of two Gumbel draws, at half their cost."""
+    """Draw log u - log(1 - u): distributed like a difference of two Gumbel draws, cheaper."""
     uniform = torch.empty_like(like).uniform_(generator=generator)
     return uniform.logit_(eps=TINY)
 
@@ -59,10 +59,10 @@ class Mask(nn.Module):
         """Mask (B, C, H, W) of scores (B, C, H, W)."""
         if not (self.training or self.at_test):
             return concrete_mask(scores, 0.0, self.sigma)
-        # At inference a fixed draw: scoring twice gives the same answer.
+        # At inference the draw is fixed, so that scoring twice gives the same result.
         generator = None if self.training else seeds.generator("f2dc", "noise at test")
         noise = logistic_like(scores, generator)
-        if self.draws == 2:  # symmetric, so a sum is as good as a difference
+        if self.draws == 2:  # symmetric, so the sum has the distribution of the difference
             noise = noise + logistic_like(scores, generator)
         return concrete_mask(scores, noise, self.sigma)
 
@@ -84,8 +84,8 @@ def convolutions(channels: int, width: int, depth: int) -> nn.Sequential:
 class DecouplingNeck(Neck):
     """A_D, A_C and m after one stage: f in, f~ = f+ + f* out.
 
-    While training it also hands out ``pooled`` (3, B, C), the means l+, l-, l* over positions, and
-    ``logits`` (3, B, K), m of them. ``scored`` is the map that goes on at inference.
+    While training it also returns ``pooled`` (3, B, C), the means l+, l-, l* over positions, and
+    ``logits`` (3, B, K), m of them. ``scored`` chooses the map passed on at inference.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DecouplingNeck(Neck):
         return final, {"pooled": pooled, "logits": self.classifier(pooled)}
 
     def _choice(self, maps: Tensor, related: Tensor, corrected: Tensor, final: Tensor) -> Tensor:
-        """The map that is scored."""
+        """The map that is passed on at inference."""
         if self.scored == "final":
             return final
         if self.scored == "robust":

@@ -1,4 +1,4 @@
-"""F2DC: decouple features by their robustness, correct the rest (Wang et al., 2026)."""
+"""F2DC: separate domain-robust features, correct the others (Wang et al., 2026)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedshift.methods.f2dc.layers import DecouplingNeck, Mask
 def wrong_label(logits: Tensor, y: Tensor) -> Tensor:
     """y^ of Eq. 5 (B,): the class of the highest logit other than the label's.
 
-    The label of probabilities (B, K), as mixing samples gives them, is their largest entry.
+    For soft labels (B, K), as mixing samples gives, the label is the largest entry.
     """
     label = y if y.dim() == 1 else y.argmax(1)  # (B,)
     others = logits.detach().scatter(1, label[:, None], -torch.inf)  # (B, K)
@@ -56,10 +56,10 @@ def corrector_loss(logits: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DecoupleAndCorrect(Part):
-    """DFD and DFC after the chosen stages; Eq. 9 adds the mean over stages of their losses.
+    """Decoupler and corrector after the chosen stages; Eq. 9 adds their losses, mean over stages.
 
     L = L_CE + 1/|L| sum_j (lam1 L_DFD + lam2 L_DFC). Under ``modules=local`` A_D, A_C and m never
-    leave a client, and a seen domain is scored by its clients, each with its own. Under
+    leave a client, and a seen domain is scored by its clients, each with its own modules. Under
     ``modules=shared`` they are averaged like everything else, as in the released code.
     """
 
@@ -85,7 +85,7 @@ class DecoupleAndCorrect(Part):
 
     @property
     def scored_at_sites(self) -> bool:  # type: ignore[override]
-        """Local modules are scored where they are."""
+        """Local modules exist only at the clients, so clients score with them."""
         return self.modules == "local"
 
     def build(self, net: Net) -> None:
@@ -105,7 +105,7 @@ class DecoupleAndCorrect(Part):
             net.insert(f"{self.name}-{stage}", neck, after=stage)
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
-        """All three modules of every neck, wherever they live."""
+        """A_D, A_C and m of every neck: private or shared, by ``modules``."""
         where = Scope.PRIVATE if self.modules == "local" else Scope.SHARED
         return dict.fromkeys(keys_of_type(net, DecouplingNeck), where)
 
@@ -124,7 +124,7 @@ class DecoupleAndCorrect(Part):
 
 
 def chosen_stages(net: Net, words: str, part: str) -> list[str]:
-    """Stages of ``net`` that ``words`` names, each with maps (C, H, W), in the net's order."""
+    """Stages of ``net`` that the option ``words`` selects, each with maps (C, H, W), in order."""
     shapes = net.shapes()
     with_maps = [stage for stage in net.stages if len(shapes[stage]) == 3]
     if not with_maps:
@@ -162,9 +162,9 @@ def domain_aware_weights(share: Tensor, discrepancy: Tensor, alpha: float, beta:
 
 @dataclass(frozen=True)
 class DomainAware(Weighting):
-    """More for many examples and for a share near 1/Q (Eqs. 10-11), Q domains in the federation.
+    """More weight for many examples and for a share near 1/Q (Eqs. 10-11), Q the number of domains.
 
-    N counts the participants' examples, so that the weights of a round depend on who is there;
+    N counts the participants' examples, so the weights of a round depend on its participants;
     ``total=all`` counts every client's. Either way they sum to one over the participants.
     """
 
@@ -187,5 +187,5 @@ class DomainAware(Weighting):
 
 @register("f2dc", paper="Wang et al., 2026")
 def f2dc() -> Method:
-    """Decouple robust from domain-related features, correct the latter; domain-aware mean."""
+    """Separate robust from domain-related features, correct the latter; domain-aware mean."""
     return Method((DecoupleAndCorrect(),), Mean(DomainAware()))

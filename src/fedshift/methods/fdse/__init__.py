@@ -1,1 +1,1 @@
-"""FDSE (Wang et al., CVPR 2025): layers in two halves, aggregated by consensus."""
+"""FDSE (Wang et al., CVPR 2025): each layer becomes extractor and eraser; consensus aggregation."""

@@ -1,4 +1,13 @@
-"""FDSE's server: layer consensus and similarity-aware mixing on Gram matrices (Eqs. 8 and 9)."""
+"""FDSE's server: layer consensus and similarity-aware mixing on Gram matrices (Eqs. 8 and 9).
+
+Both equations depend on the clients' tensors through their inner products only: lengths, cosines
+and the norm of any combination follow from the Gram matrix G_jk = <v_j, v_k>. So for each layer the
+server reads the clients' versions once to form G (n, n), solves a problem of n unknowns on it, and
+reads them a second time to form the weighted sum. The reading goes block by block: ``blocks`` gives
+the same BLOCK columns of all clients as one matrix (n, BLOCK), whose product with its transpose is
+added to G. Memory is n x BLOCK numbers however large the layer, and a matrix of clients x clients x
+parameters never exists. A layer of several tensors has the sum of their Gram matrices.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +23,20 @@ from fedshift import Aggregator, Part, Scope, Server, Tree, Uniform, Update, Wei
 from fedshift.core.reply_stack import blocks, layer_by_layer, weighted_sum
 
 Matrix = NDArray[np.float64]
-BLOCK = 2**14  # columns at a time: clients x BLOCK floats are all that is ever stacked
-WIDE = 2**16  # from here on products are in float32 and their sums in float64
-RIDGE = 1e-10  # picks the most even of several solutions, costs at most this much in the norm
-ZERO = 1e-6  # squared norm of the consensus of unit vectors from which on it is a direction
+BLOCK = 2**14  # columns read at a time: at most clients x BLOCK numbers are stacked
+WIDE = 2**16  # elements from which products are in float32; sums over blocks are in float64
+RIDGE = 1e-10  # selects the most even of several solutions; costs at most this in the norm
+ZERO = 1e-6  # squared norm of a consensus of unit vectors below which it is no direction
 UNITS = ("module", "tensor")
 
 
 def gram(tensors: Sequence[Tensor], origin: Tensor) -> Matrix:
-    """Inner products (n, n) of the tensors less ``origin``, block by block of columns."""
+    """Gram matrix (n, n) of the updates ``tensor_k - origin``, summed over blocks of columns."""
     n, exact = len(tensors), origin.numel() < WIDE
     out = np.zeros((n, n))
     for rows, start in zip(blocks(tensors, BLOCK), origin.flatten().split(BLOCK), strict=True):
         moves = ((rows.double() if exact else rows) - start).numpy()  # (n, BLOCK)
-        out += moves @ moves.T  # NumPy sees the symmetry, and lets other threads run
+        out += moves @ moves.T  # NumPy uses the symmetry, and releases the GIL
     return out
 
 
@@ -35,8 +44,9 @@ def min_norm_weights(inner: Matrix) -> Matrix:
     """Eq. 8: argmin |sum_k u_k d_k|^2 over the simplex, from the Gram matrix (n, n) of the d_k.
 
     By homogeneity this is the direction of argmin u'(G + 11')u - 2 1'u over u >= 0, which the
-    active set method of Lawson and Hanson solves in finitely many steps. It starts from all
-    clients, where few have to leave. Of several solutions the ridge picks the most even one.
+    active set method of Lawson and Hanson solves in finitely many steps. It starts with all clients
+    active, because usually few have to be dropped. If there are several solutions, the ridge
+    selects the most even one.
     """
     n = len(inner)
     h = inner + 1.0 + RIDGE * np.eye(n)
@@ -54,14 +64,14 @@ def min_norm_weights(inner: Matrix) -> Matrix:
 
 
 def _solve(h: Matrix, used: NDArray[np.bool_]) -> Matrix:
-    """The unconstrained minimum on the clients ``used``, zero elsewhere."""
+    """The unconstrained minimum over the weights of the clients ``used``; the others are zero."""
     out = np.zeros(len(h))
     out[used] = np.linalg.solve(h[np.ix_(used, used)], np.ones(used.sum()))
     return out
 
 
 def _shrink(h: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
-    """A feasible start: from all clients, leave out those whose weight is negative."""
+    """A feasible start: begin with all clients, drop those with a negative weight, solve again."""
     used = np.ones(len(h), dtype=bool)
     while True:
         u = _solve(h, used)
@@ -71,7 +81,7 @@ def _shrink(h: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
 
 
 def _descend(h: Matrix, u: Matrix, used: NDArray[np.bool_]) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Towards the minimum on ``used``; clients whose weight would turn negative leave."""
+    """Move towards the minimum on ``used``; drop clients whose weight would turn negative."""
     used = used.copy()
     while True:
         s = _solve(h, used)
@@ -87,10 +97,10 @@ def _descend(h: Matrix, u: Matrix, used: NDArray[np.bool_]) -> tuple[Matrix, NDA
 
 
 def consensus(inner: Matrix, degenerate: str = "stay") -> Matrix:
-    """Eq. 8: c (n,) with ``sum_k c_k v_k`` the consensus of updates v of Gram matrix (n, n).
+    """Eq. 8: c (n,) for which ``sum_k c_k v_k`` is the consensus, from the Gram matrix of the v_k.
 
     d_k = v_k / |v_k|, c_k = mean_j |v_j| u_k / |v_k|. A client whose update is zero has no
-    direction: it counts in the mean length and not among the d_k.
+    direction: it enters the mean length but is not among the d_k.
     """
     n = len(inner)
     length = np.sqrt(np.diag(inner).clip(0))  # (n,)
@@ -109,7 +119,7 @@ def consensus(inner: Matrix, degenerate: str = "stay") -> Matrix:
 def similarity_weights(inner: Matrix, tau: float) -> Matrix:
     """Eq. 9: rows of ``softmax(cos(p_i, p_j) / tau)`` (n, n) from the Gram matrix of the p_k.
 
-    A tensor of zeros is like itself and like no other.
+    A tensor of zeros has similarity 1 to itself and 0 to all others.
     """
     length = np.sqrt(np.diag(inner).clip(0))
     cosine = inner / np.maximum(np.outer(length, length), np.finfo(float).tiny)
@@ -120,7 +130,7 @@ def similarity_weights(inner: Matrix, tau: float) -> Matrix:
 
 
 def grouped(keys: Iterable[str], unit: str) -> list[list[str]]:
-    """Entries that are one "layer": those of one module, or each for itself."""
+    """Group entries into "layers": those of one module together, or each entry alone."""
     out: dict[str, list[str]] = {}
     for key in keys:
         out.setdefault(key.rpartition(".")[0] if unit == "module" else key, []).append(key)
@@ -132,9 +142,10 @@ class LayerConsensus(Aggregator):
     """theta + mean_k |v_k| sum_k u_k d_k for each layer, u = argmin |sum_k u_k d_k| (Eq. 8).
 
     v_k is the update of client k, d_k its direction, u on the simplex: without that constraint,
-    which the paper leaves unsaid, u = 0 is the minimum. The result never opposes a client. If
-    0 is in the hull of the d_k (easily so where clients outnumber weights) the minimum is 0 and
-    the layer stays. Client sizes play no role, and buffers are plain means.
+    which the paper does not state, u = 0 is the minimum. The result has a non-negative inner
+    product with every client's update. If 0 is in the convex hull of the d_k (likely where clients
+    outnumber weights) the minimum is 0 and the layer does not change. Client sizes play no role,
+    and buffers are plain means.
     """
 
     weights: Weighting | None = field(default_factory=Uniform)
@@ -169,8 +180,8 @@ def moved(origin: Tensor, tensors: Sequence[Tensor], c: Matrix) -> Tensor:
 class SimilarityMixing(Part):
     """p_i <- sum_j softmax_j(cos(p_i, p_j) / tau) p_j for each layer's personal entries (Eq. 9).
 
-    Over the participants; the others keep theirs. As tau grows this is the mean, as it falls each
-    client keeps its own. Without this part each client keeps its own.
+    j runs over the participants; other clients keep their entries. For large tau this is the mean,
+    for small tau each client keeps its own. Without this part each client keeps its own.
     """
 
     tau: float = setting(0.5, "temperature: small keeps what is one's own", low=1e-9)

@@ -1,4 +1,4 @@
-"""FDSE's layers: a conv or linear layer as feature extractor and skew eraser (Eqs. 2 and 3)."""
+"""FDSE's layers: a conv or linear layer becomes extractor and skew eraser (Eqs. 2 and 3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEAN, VARIANCE = "erased/mean", "erased/variance"  # in ``Output.aux``, "{key}/{
 
 @dataclass(frozen=True)
 class LayerForm:
-    """How every layer is taken apart."""
+    """How every layer is decomposed."""
 
     ratio: int = 2  # G
     form: str = "ghost"
@@ -33,7 +33,7 @@ class LayerForm:
 
 
 class BatchStatistics(torch.autograd.Function):
-    """Eq. 4 with its gradient in one pass each: a third of the time of ``torch.var_mean``."""
+    """Eq. 4 and its gradient, one pass each; takes a third of the time of ``torch.var_mean``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Statistics:
@@ -46,7 +46,7 @@ class BatchStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Slopes 1 / n of the mean and 2 (x - mean) / n of the variance."""
+        """Gradient 1 / n of the mean and 2 (x - mean) / n of the variance."""
         x, mean = ctx.saved_tensors
         shape = (-1, *(1,) * (x.dim() - 2))
         slope = gradients[1] * (2 / ctx.n)
@@ -61,7 +61,7 @@ def batch_statistics(x: Tensor) -> Statistics:
 
 
 class Scale(nn.Module):
-    """The cheap operation on vectors: each feature times ``maps`` weights, a grouped 1x1 conv."""
+    """f_DSE on vectors: each feature times ``maps`` weights, as a grouped 1x1 conv would do."""
 
     def __init__(self, features: int, maps: int) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class Decomposed(nn.Module):
     """Eqs. 2 and 3 up to BN_DFE: ``bias + f_DSE(ReLU(BN_DSE(f_DFE(x))))``, T channels of G T_DFE.
 
     f_DFE is f with ``ceil(T / G)`` outputs, and starts as the first of f's filters. f_DSE is a
-    grouped conv 3x3 (a scale per feature for vectors). The ghost form puts the G - 1 maps of f_DSE
-    behind its input, the literal one takes G maps. BN_DFE is the backbone's BatchNorm where one
-    follows, else it is ``bn_dfe`` here; the ReLU after it is always the backbone's.
+    grouped conv 3x3 (a scale per feature for vectors). The ghost form concatenates f_DSE's input
+    and its G - 1 maps, the literal form takes G maps of f_DSE. BN_DFE is the backbone's BatchNorm
+    where one follows, else it is ``bn_dfe`` here; the ReLU after it is always the backbone's.
     """
 
     def __init__(self, f: nn.Conv2d | nn.Linear, layer_form: LayerForm, *, own_norm: bool) -> None:
@@ -101,7 +101,7 @@ class Decomposed(nn.Module):
         self.bias = nn.Parameter(torch.zeros(self.channels))
         self.bn_dfe = norm(self.channels) if own_norm else nn.Identity()
         self.norm_path = ""  # of BN_DFE in the net
-        self.watched = False  # whether the statistics of BN_DFE's input are noted
+        self.watched = False  # whether to record the statistics of BN_DFE's input
         self.seen: Statistics | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Decomposed(nn.Module):
         return normalised
 
     def erasers(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What is the client's own: f_DSE, the affine map of BN_DSE, the additive bias."""
+        """The personal parameters: f_DSE, the affine map of BN_DSE, the additive bias."""
         for name, module in (("dse", self.dse), ("bn_dse", self.bn_dse)):
             yield from module.named_parameters(name)
         yield "bias", self.bias
@@ -148,18 +148,18 @@ def extractor(f: nn.Conv2d | nn.Linear, outputs: int, padding: str) -> nn.Module
 
 @dataclass
 class Traced:
-    """A layer that can be taken apart, in the order of the forward pass."""
+    """A layer that can be decomposed, and the BatchNorm that follows it."""
 
     path: str
     norm: str | None  # path of the BatchNorm that reads its output
 
 
 class Tracer:
-    """Watches one forward pass: which layers run, and which BatchNorm reads their output."""
+    """Observes one forward pass: which layers run, and which BatchNorm reads their output."""
 
     def __init__(self) -> None:
         self.found: dict[str, Traced] = {}
-        self.made: dict[int, tuple[Tensor, int, str]] = {}  # output, its version, whose it is
+        self.made: dict[int, tuple[Tensor, int, str]] = {}  # output, version, layer
 
     def watch(self, path: str, module: nn.Module) -> RemovableHandle:
         """Hook a module that :func:`body` yields."""
@@ -183,9 +183,9 @@ class Tracer:
 
 @torch.no_grad()
 def trace(net: Net, left: Sequence[str]) -> list[Traced]:
-    """Conv and linear layers of the body as they run, each with the BatchNorm that follows it.
+    """Conv and linear layers of the body in forward order, each with the BatchNorm that follows it.
 
-    Whatever else has weights is refused, unless it lies below a path of ``left``.
+    Any other module with weights is an error, unless it lies below a path in ``left``.
     """
     tracer = Tracer()
     handles = [tracer.watch(path, module) for path, module in body(net, left)]
@@ -198,7 +198,7 @@ def trace(net: Net, left: Sequence[str]) -> list[Traced]:
 
 
 def body(net: Net, left: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with weights outside the head, the parts' additions and ``left``."""
+    """Modules with weights, except the head, modules that parts added, and those in ``left``."""
     outside = (net.head_path, "extra", *left)
     for path, module in net.named_modules():
         if any(path == top or path.startswith(f"{top}.") for top in outside):
@@ -213,7 +213,7 @@ def body(net: Net, left: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def refusal(path: str, module: nn.Module, how: str = "") -> ConfigError:
-    """One line: what was found, what is expected, what to give."""
+    """The error for a module that cannot be decomposed: found, expected, what to do."""
     found = f"{path} is a {type(module).__name__} {how}".rstrip()
     return ConfigError(
         f"decompose-layers takes Conv2d of one group and Linear on vectors, but {found}; give a "
@@ -222,7 +222,7 @@ def refusal(path: str, module: nn.Module, how: str = "") -> ConfigError:
 
 
 def decompose(net: Net, layer_form: LayerForm, leave: str = "") -> None:
-    """Replace, in place, every conv and linear layer but the head; refuse what cannot be."""
+    """Decompose every conv and linear layer but the head, in place; raise on any other kind."""
     left = leave.split()
     for path in left:
         if path not in dict(net.named_modules()):
@@ -256,7 +256,7 @@ def decomposed(net: Net) -> list[tuple[str, Decomposed]]:
 
 
 def note(net: nn.Module, _args: object, out: Output) -> None:
-    """Hand over what the watched layers saw in this forward pass, and no other."""
+    """Forward hook: move the recorded statistics of this pass to ``out.aux``, once."""
     for l, (_, layer) in enumerate(decomposed(net)):  # type: ignore[arg-type]  # noqa: E741
         if layer.seen is not None:
             out.aux[f"{MEAN}/{l}"], out.aux[f"{VARIANCE}/{l}"] = layer.seen

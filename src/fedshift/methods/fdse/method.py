@@ -1,4 +1,4 @@
-"""FDSE: erase each domain's skew in every layer, agree on the rest (Wang et al., CVPR 2025)."""
+"""FDSE: personal layers erase domain skew, consensus on the rest (Wang et al., CVPR 2025)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DecomposeLayers(Part):
     """Every conv and linear layer but the head becomes DFE and DSE (Eqs. 2 and 3).
 
     DFE convs, BN_DFE and the head are shared. f_DSE, the affine map of BN_DSE and the additive
-    bias are personal: they travel, one value per client. The statistics of BN_DSE stay at home.
+    bias are personal: uploaded, one value per client. The statistics of BN_DSE are private.
     """
 
     G: int = setting(2, "channels of a layer per channel of its extractor", low=1)
@@ -100,10 +100,10 @@ def depth_weights(layers: int, beta: float) -> list[float]:
 
 @dataclass(frozen=True)
 class StatisticsConsistency(Part):
-    """lam * L_con: statistics of the erased features near the shared ones (Eqs. 4 to 7).
+    """lam * L_con: pulls statistics of the erased features to the shared ones (Eqs. 4 to 7).
 
-    The features are BN_DFE's inputs, the targets its statistics as received. Skipped while those
-    are still the initial ones, so in round 1. ``adapt`` fits the erasers of a new site to its
+    The features are BN_DFE's inputs, the targets its statistics as received. Left out while those
+    are still the initial ones, hence in round 1. ``adapt`` fits the erasers of a new site to its
     unlabelled inputs by L_con alone.
     """
 
@@ -119,7 +119,7 @@ class StatisticsConsistency(Part):
     adapt_lr: float = setting(0.05, "rate of SGD at a new site", low=0.0)
 
     def build(self, net: Net) -> None:
-        """There has to be something to regularise."""
+        """Raise if no layer is decomposed, since there is nothing to regularise."""
         if not decomposed(net):
             raise ConfigError(
                 "statistics-consistency acts on decomposed layers and finds none; put "
@@ -127,13 +127,13 @@ class StatisticsConsistency(Part):
             )
 
     def begin(self, client: Client) -> None:
-        """mu_hat and var_hat start at what was received."""
+        """mu_hat and var_hat start at the received statistics."""
         started = trained(client.net, client.received)
         watch(client.net, started)
         client.state[self.name] = targets(client.net, client.received) if started else {}
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Eq. 7; the running statistics live as long as the visit."""
+        """Eq. 7; the running statistics last for one visit."""
         before = client.state[self.name]
         if not before:
             return None
@@ -159,7 +159,7 @@ class StatisticsConsistency(Part):
         return running(mean, seen.mean(), self.gamma), running(variance, seen.var(), self.gamma)
 
     def finish(self, client: Client) -> Tree:
-        """Nothing is kept and nothing travels."""
+        """Drop the running statistics; nothing is sent."""
         client.state[self.name] = {}
         watch(client.net, False)
         return {}
@@ -218,7 +218,7 @@ def targets(net: Net, entries: Mapping[str, Tensor]) -> Tree:
 
 
 def watch(net: Net, on: bool) -> None:
-    """Let every layer note the statistics of its output, or not, in place."""
+    """Switch the recording of every layer's output statistics on or off, in place."""
     for _, layer in decomposed(net):
         layer.watched = on
 
@@ -229,7 +229,7 @@ def erasers(net: Net) -> Named:
 
 
 def erase(net: Net, batch: Batch) -> Output:
-    """The net as it is at inference, but for BN_DSE, which normalises by the batch."""
+    """Forward pass in eval mode, except that BN_DSE uses and updates batch statistics."""
     net.eval()
     for _, layer in decomposed(net):
         layer.bn_dse.train()
@@ -239,6 +239,6 @@ def erase(net: Net, batch: Batch) -> Output:
 
 @register("fdse", paper="Wang et al., CVPR 2025")
 def fdse() -> Method:
-    """Extractors by consensus, erasers by similarity, statistics held together."""
+    """Consensus of extractors, similarity-mixed erasers, consistent feature statistics."""
     parts = (DecomposeLayers(), StatisticsConsistency(), SimilarityMixing())
     return Method(parts, LayerConsensus())

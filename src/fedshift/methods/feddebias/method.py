@@ -46,12 +46,12 @@ class Features(NamedTuple):
     data: Tensor  # phi_i(x)
 
     def detach(self) -> Features:
-        """Values only."""
+        """The same values without gradient."""
         return Features(*(z.detach() for z in self))
 
 
 def balance(logits: Tensor, y_p: Tensor | None = None) -> Tensor:
-    """Second term of Eq. 3: cross-entropy of logits (B, C) to y_p (B, C), 1/C if there is none."""
+    """Second term of Eq. 3: cross-entropy of logits (B, C) to y_p (B, C), by default 1/C."""
     logs = F.log_softmax(logits, 1)  # (B, C)
     return -(logs.mean(1) if y_p is None else (y_p * logs).sum(1)).mean()
 
@@ -66,7 +66,7 @@ def cosines(
 ) -> tuple[Tensor, Tensor]:
     """Cosines (B,) in Eq. 5, to the anchor and to the data, of projected features.
 
-    With ``overlap`` (B,) the share of the data is taken out of the second one, Eq. 6.
+    With ``overlap`` (B,), Eq. 6: the data's contribution to x_p is removed from the second one.
     """
     rest = z.pseudo if overlap is None else z.pseudo - overlap[:, None] * z.data
     rows = [*z, *([] if overlap is None else [rest])]
@@ -82,11 +82,11 @@ class BalancedOutput(Part):
     lam: float = setting(0.1, "weight; the paper has 1 on MNIST and CIFAR100", low=0.0)
 
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
-        """Refuse to work on nothing."""
+        """Raise if no part makes pseudo-data."""
         require_pseudo_data(self, server)
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Over the whole of D_p."""
+        """The term over all of D_p."""
         if self.lam == 0:
             return None
         return self.lam * balance(pseudo_output(client, step.batch).logits, own_labels(client))
@@ -96,10 +96,10 @@ class BalancedOutput(Part):
 class ContrastiveProjector(Part):
     """Component 2: max_theta L_con (Eq. 2), then min_{phi, omega} mu L_con (third term of Eq. 3).
 
-    On each batch (Algorithm 1, lines 7 to 11) theta takes a step up with the features held, then
-    the model a step down with the new theta held; both use the same forward pass. theta is shared
-    and averaged like the rest. Pseudo-sample j is paired with local sample j; what is left over of
-    the longer batch has no pair. With mu = 0 neither step is taken.
+    On each batch (Algorithm 1, lines 7 to 11) theta takes an ascent step with the features fixed,
+    then the model a descent step with the new theta fixed; both use the same forward pass. theta is
+    shared and averaged like the rest. Pseudo-sample j is paired with local sample j; the surplus of
+    the longer batch is not used. With mu = 0 neither step is taken.
     """
 
     mu: float = setting(0.5, "weight of the contrast", low=0.0)
@@ -118,7 +118,7 @@ class ContrastiveProjector(Part):
     references = frozenset({"received"})
 
     def build(self, net: Net) -> None:
-        """Theta, beside the path from input to logits."""
+        """Add the projection theta, outside the path from input to logits."""
         net.extra[self.name] = self._projection(net.shapes()["features"][0])
 
     def _projection(self, d: int) -> nn.Module:
@@ -129,11 +129,11 @@ class ContrastiveProjector(Part):
         return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
-        """Refuse to work on nothing."""
+        """Raise if no part makes pseudo-data."""
         require_pseudo_data(self, server)
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Max step, then min step."""
+        """Two players per batch: the max step of theta, then the min step of the model."""
         low = Player(train=self.model, forward=self.forward)
         if not self.max_step or self.mu == 0 or self.projection == "none":
             return (Phase((low,)),)
@@ -145,7 +145,7 @@ class ContrastiveProjector(Part):
         return [(k, p) for k, p in client.net.named_parameters() if id(p) in own]
 
     def model(self, client: Client) -> Named:
-        """All others."""
+        """All parameters but the projection's."""
         own = {id(p) for p in client.net.extra[self.name].parameters()}
         return [(k, p) for k, p in client.net.named_parameters() if id(p) not in own]
 
@@ -158,18 +158,18 @@ class ContrastiveProjector(Part):
         return out
 
     def objective(self, client: Client, step: Step) -> dict[str, Tensor]:
-        """Algorithm 1, line 8: theta goes up, features are held."""
+        """Algorithm 1, line 8: ascent in theta with the features fixed."""
         z = self._features(client, step).detach()
         return {f"{self.name}/max": -self._contrast(client, step, z)}
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Mu L_con with the theta of the max step."""
+        """The term mu L_con, with the theta of the max step."""
         if self.mu == 0:
             return None
         return self.mu * self._contrast(client, step, self._features(client, step))
 
     def finish(self, client: Client) -> Tree:
-        """Forget the anchor."""
+        """Drop the anchor features; nothing is sent."""
         client.state[self.name] = {}
         return {}
 
@@ -179,7 +179,7 @@ class ContrastiveProjector(Part):
         return Features(pseudo[:n], self._anchor(client, step.batch)[:n], step.out.features[:n])
 
     def _anchor(self, client: Client, batch: Batch) -> Tensor:
-        """phi_g(x_p): once per visit, or per batch where x_p is mixed anew on each."""
+        """phi_g(x_p): computed once per visit, or per batch if x_p changes with each batch."""
         changing = own_labels(client) is not None and not self.stale_anchor
         memo: dict[str, Any] = batch.memo if changing else client.state[self.name]
         key = f"{self.name}/anchor"
@@ -203,5 +203,5 @@ def overlaps(y_p: Tensor, y: Tensor) -> Tensor:
 
 @register("feddebias", paper="Guo et al., ICML 2023")
 def feddebias() -> Method:
-    """Pseudo-data that balances the classifier, and a max-min contrast of local features."""
+    """Pseudo-data that balance the classifier, and a max-min contrast of local features."""
     return Method((PseudoData(), BalancedOutput(), ContrastiveProjector()))

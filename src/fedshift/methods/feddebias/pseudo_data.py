@@ -1,4 +1,13 @@
-"""Pseudo-data of FedDebias: means of random samples, alone or mixed with local ones."""
+"""Pseudo-data of FedDebias: means of random samples, alone or mixed with local ones.
+
+D_p is one batch of inputs that belong to no class in particular: each is the mean of M random
+inputs, so its label is uniform, 1/C. The same D_p goes to all clients. A local classifier that
+prefers some classes on D_p, or local features of it that move away from the received model's, show
+the bias of that client's data; the two parts in ``method`` add a loss against each. The part here
+adds no loss, it only makes D_p, in this order: the client sends means (``enrol``, ``finish``), the
+server draws B of them (``admit``, ``merge``) and sends these (``send``), the client keeps them for
+the visit (``begin``) and, for ``mixture``, mixes local samples in before each batch (``batch``).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +60,7 @@ def means_of(samples: Samples, n: int, per_sample: int, generator: torch.Generat
 
 
 def choose(means: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """``size`` of the means (n, *shape), none twice before each was taken once."""
+    """A random choice of ``size`` means (n, *shape); each is used once before any is repeated."""
     rounds = -(-size // len(means))
     order = [torch.randperm(len(means), generator=generator) for _ in range(rounds)]
     return means[torch.cat(order)[:size]]
@@ -59,12 +68,12 @@ def choose(means: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class PseudoData(Part):
-    """One batch D_p of B pseudo-samples, the same for all clients; no term of its own.
+    """One batch D_p of B pseudo-samples, the same for all clients; adds no loss of its own.
 
     ``rsm`` (Algorithm 2): each client uploads ``per_client`` means of M of its training inputs,
-    the server draws B of all clients' latest ones; labels are 1/C. ``mixture`` (Algorithm 3 and
-    Eq. 4): the server takes the means from a public set, and each client mixes them, anew on each
-    batch, with random local samples. D_p goes down, in every round or once; B inputs each time.
+    and the server draws B of all clients' latest means; labels are 1/C. ``mixture`` (Algorithm 3
+    and Eq. 4): the server makes the means from a public set, and each client mixes them with random
+    local samples, drawn again for each batch. The server sends D_p, B inputs, every round or once.
     """
 
     kind: str = setting("rsm", "where it comes from", choices=("rsm", "mixture"))
@@ -76,18 +85,18 @@ class PseudoData(Part):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """A proxy set, if there is something to mix with."""
+        """A public set for ``mixture``, nothing for ``rsm``."""
         return frozenset({"public_set"} if self.kind == "mixture" else ())
 
     @property
     def shares(self) -> str:  # type: ignore[override]
-        """Means of inputs, unless they come from a public set."""
+        """Means of the client's inputs under ``rsm``; nothing under ``mixture``."""
         when = "per round" if self.refresh == "round" else "once"
         means = f"{self.per_client} means of {self.per_sample} training inputs, {when}"
         return means if self.kind == "rsm" else ""
 
     def build(self, net: Net) -> None:
-        """Nothing, but BatchNorm cannot normalise one sample."""
+        """Add nothing; raise if BatchNorm would have to normalise a single sample."""
         if self.size == 1 and any(isinstance(m, _BatchNorm) for m in net.modules()):
             raise ConfigError(
                 f"{self.name}.size is 1 and the backbone has BatchNorm, which needs 2; raise it, "
@@ -96,11 +105,11 @@ class PseudoData(Part):
 
     # where D_p comes from
     def enrol(self, client: Client) -> Tree:
-        """Algorithm 2, lines 3 to 6, for the first D_p."""
+        """Algorithm 2, lines 3 to 6: the client's means for the first D_p."""
         return self._means(client) if self.kind == "rsm" else {}
 
     def finish(self, client: Client) -> Tree:
-        """Fresh means for the next D_p; the client keeps D_p if it is sent only once."""
+        """Send new means for the next D_p; keep D_p at the client if it is sent only once."""
         once = self.refresh == "once"
         state = client.state[self.name]
         client.state[self.name] = {"batch": state["batch"]} if once else {}
@@ -112,11 +121,11 @@ class PseudoData(Part):
         return {"means": means_of(train, self.per_client, self.per_sample, generator)}
 
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
-        """The first D_p."""
+        """Make the first D_p."""
         self._compose(server, enrolments)
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
-        """The next D_p, or a note of who holds the only one."""
+        """Make the next D_p, or record which clients have received the only one."""
         if self.refresh == "round":
             self._compose(server, updates)
         else:
@@ -138,7 +147,7 @@ class PseudoData(Part):
         server.state[self.name] = kept | {"batch": choose(every, size, generator)}
 
     def send(self, server: Server, client: str) -> Tree:
-        """D_p, unless the client keeps it already."""
+        """D_p, unless it is sent once and the client has it already."""
         state = server.state[self.name]
         return {} if f"held/{client}" in state else {"batch": state["batch"]}
 
@@ -150,7 +159,7 @@ class PseudoData(Part):
         client.state[self.name] = {"batch": batch, "x": batch}
 
     def batch(self, client: Client, batch: Batch) -> Batch:
-        """Eq. 4, before each batch; the batch itself stays as it is."""
+        """Eq. 4: mix D_p with local samples; the training batch itself is unchanged."""
         if self.kind == "mixture" and self.local_samples:
             state = client.state[self.name]
             n, k = len(state["batch"]), self.local_samples
@@ -175,10 +184,10 @@ def own_labels(client: Client) -> Tensor | None:
 
 
 def pseudo_output(client: Client, batch: Batch) -> Output:
-    """The client's net on x_p, one forward however many parts ask.
+    """The client's net on x_p, one forward pass however many parts use it.
 
-    BatchNorm normalises x_p by its running statistics and does not move them: means of inputs
-    vary little, and by statistics of their own they would be stretched to look like data.
+    BatchNorm normalises x_p by its running statistics and does not update them: means of inputs
+    vary little, and batch statistics of their own would scale them up until they look like data.
     """
     key = f"{NAME}/output"
     if key not in batch.memo:
@@ -193,6 +202,6 @@ def pseudo_output(client: Client, batch: Batch) -> Output:
 
 
 def require_pseudo_data(part: Part, server: Server) -> None:
-    """One line if a method uses pseudo-data and makes none."""
+    """Raise if no part of the method makes the pseudo-data that ``part`` uses."""
     if not any(isinstance(p, PseudoData) for p in server.method.parts):
         raise ConfigError(f"{part.name} works on pseudo-data, and no part makes it; add + {NAME}")

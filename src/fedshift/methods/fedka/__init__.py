@@ -1,1 +1,1 @@
-"""FedKA: feature matching with the target at the server, federated voting."""
+"""FedKA: features matched to a target at the server, and federated voting on its labels."""

@@ -42,7 +42,7 @@ class _Reverse(torch.autograd.Function):
 
 
 def reverse(x: Tensor, lam: float) -> Tensor:
-    """``x`` itself; its gradient comes back times -lam: Eq. 3 and Eq. 4 in one backward."""
+    """Identity whose gradient is multiplied by -lam: Eq. 3 and Eq. 4 in one backward pass."""
     out: Tensor = _Reverse.apply(x, lam)
     return out
 
@@ -53,7 +53,7 @@ def domain_loss(source: Tensor, target: Tensor) -> Tensor:
 
 
 def squared_distances(z: Tensor) -> Tensor:
-    """|z_i - z_j|^2 (N, N) of rows (N, D); centred first, which only rounding can tell."""
+    """|z_i - z_j|^2 (N, N) of rows (N, D); centred first, which only reduces rounding errors."""
     z = z - z.mean(0).detach()
     square = z.square().sum(1)  # (N,)
     return (square[:, None] + square - 2 * z @ z.T).clamp_min(0)
@@ -84,7 +84,7 @@ def mk_mmd(source: Tensor, target: Tensor, *, kernels: int = 5, factor: float = 
 
 
 def majority(ballots: Tensor, classes: int, generator: torch.Generator) -> Tensor:
-    """Eq. 10: the class that most of ``ballots`` (clients, N) name, (N,); ties are drawn."""
+    """Eq. 10: the class with most votes, (N,), from ``ballots`` (clients, N); ties are random."""
     votes = F.one_hot(ballots, classes).sum(0)  # (N, K)
     lot = torch.rand(votes.shape, generator=generator, dtype=torch.float64)  # below one vote
     return (votes + lot).argmax(1)

@@ -21,9 +21,9 @@ class Aligned(Declares):
     """What both client terms share: the schedule lambda_p, and features of the target.
 
     ``target_at="server"``: no client sees an input of the target. Each round the server sends
-    ``target_samples`` rows of f_e^G(X_T), made in eval mode by the very encoder that it sends:
+    ``target_samples`` rows of f_e^G(X_T), computed in eval mode by the encoder that it sends:
     512 x 800 x 4 bytes for the paper's CNN, once per client however many parts read them.
-    ``target_at="client"``: the target's inputs lie at the clients, as in the released code.
+    ``target_at="client"``: the clients hold the target's inputs, as in the released code.
     """
 
     target_at: str = setting(
@@ -34,12 +34,12 @@ class Aligned(Declares):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """Target inputs, where the setting puts them."""
-        return frozenset({_grant(self.target_at)})
+        """Target inputs, at the server or at the clients."""
+        return frozenset({_resource(self.target_at)})
 
     @property
     def shares(self) -> str:  # type: ignore[override]
-        """The server's data are the target's; they leave it as features."""
+        """Features of the target, where the server holds its inputs."""
         if self.target_at == "client":
             return ""
         return "features of target inputs, from the server to the clients"
@@ -53,7 +53,7 @@ class Aligned(Declares):
         return coefficient(p, self.gamma)
 
     def send(self, server: Server, client: str) -> Tree:
-        """f_e^G(X_T), from the first part that needs it; the others read the same copy."""
+        """f_e^G(X_T), sent by the first part that needs it; other parts read the same copy."""
         senders = [p.name for p in server.method.parts if isinstance(p, Aligned) and p.sends]
         if self.name != next(iter(senders), None):
             return {}
@@ -67,12 +67,12 @@ class Aligned(Declares):
         return self.target_at == "server"
 
     def refine(self, server: Server) -> None:
-        """The features have done their round; the next model gives others."""
+        """Drop the features: the next model gives others."""
         server.state.pop(self.name, None)
 
     def _encode(self, server: Server) -> Tensor:
         """Features (target_samples, D) of random target inputs under the model that is sent."""
-        target = server.resources[_grant("server")]
+        target = server.resources[_resource("server")]
         rows = torch.randperm(len(target), generator=server.generator(self.name))
         model = server.initial | server.shared
         chunks = rows[: self.target_samples].split(CHUNK)
@@ -81,19 +81,19 @@ class Aligned(Declares):
         )
 
     def sent_features(self, client: Client, n: int, first_batch: int) -> Tensor:
-        """``n`` rows (n, D) of what the server sent, each used once before any is used again."""
+        """``n`` rows (n, D) of the features sent, each used once before any is repeated."""
         held = next(v for k, v in client.inbox.items() if k.endswith("/target"))
         start = first_batch * client.scenario.batch_size
         return held[torch.arange(start, start + n) % len(held)]
 
     def target_inputs(self, client: Client, n: int) -> Tensor:
         """``n`` random target inputs (n, *shape) at the client."""
-        target = client.resources[_grant("client")]
+        target = client.resources[_resource("client")]
         rows = torch.randint(len(target), (n,), generator=client.generator(self.name))
         return target.take(rows)[0]
 
 
-def _grant(side: str) -> str:
+def _resource(side: str) -> str:
     return {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
 
 
@@ -108,7 +108,7 @@ def visit_batches(client: Client) -> int:
 
 @dataclass(frozen=True)
 class GlobalDisentangler(Aligned, Part):
-    """J_dis (Eq. 2): f_d tells source from target, f_e^k learns that it cannot (Eqs. 3, 4, 8).
+    """J_dis (Eq. 2): f_d separates source from target, f_e^k learns to prevent it (Eqs. 3, 4, 8).
 
     f_d is shared and averaged like the model, and trains at full weight; lambda_p scales only the
     reversed gradient. With the target at the server f_e^G(X_T) is fixed, so the reversed gradient
@@ -117,11 +117,11 @@ class GlobalDisentangler(Aligned, Part):
     """
 
     def build(self, net: Net) -> None:
-        """f_d, two layers on the features."""
+        """Add f_d, two layers on the features."""
         net.extra[self.name] = domain_classifier(net.shapes()["features"][0])
 
     def loss(self, client: Client, step: Step) -> Tensor:
-        """Eq. 2 on the batch and as many target samples."""
+        """Eq. 2 on the batch and an equal number of target samples."""
         lam, source = self.lam(client, step), step.out.features  # (B, D)
         if self.target_at == "server":
             target = self.sent_features(client, len(source), step.batch.index)
@@ -136,11 +136,11 @@ class GlobalDisentangler(Aligned, Part):
 class EmbeddingMatching(Aligned, Part):
     """lambda_p J_mmd (Eqs. 5 to 8): MK-MMD between f_e^k(X_S) and the fixed f_e^G(X_T).
 
-    The paper matches 128 features "with the same samples" as the batches of 16. The inputs of the
-    visit's batches are kept until there are ``matched`` of them, encoded together, and the term is
-    added to that batch's loss (and to the last one's, for what is left): four times in 32 batches
-    of 16. ``matched=1`` matches each batch on its own, Eq. 8 to the letter. The inputs are
-    forgotten at the end of the visit.
+    The paper matches 128 features "with the same samples" as the batches of 16. So the inputs of
+    successive batches are collected until there are ``matched`` of them, encoded together, and the
+    term is added to that batch's loss (the remainder to the last batch's): four times in 32 batches
+    of 16. ``matched=1`` matches each batch on its own, which is Eq. 8 literally. The collected
+    inputs are dropped at the end of the visit.
     """
 
     kernels: int = setting(5, "Gaussian kernels", low=1)
@@ -152,7 +152,7 @@ class EmbeddingMatching(Aligned, Part):
     )
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Eq. 6 times lambda_p once enough samples are gathered."""
+        """Eq. 6 times lambda_p, once enough samples are collected; else nothing."""
         held = client.state[self.name]
         held[str(step.batch.index)] = step.batch.x
         enough = sum(map(len, held.values())) >= self.matched
@@ -182,7 +182,7 @@ class EmbeddingMatching(Aligned, Part):
         return call_frozen(client.net, client.received, self.target_inputs(client, n)).features
 
     def finish(self, client: Client) -> Tree:
-        """Forget the inputs."""
+        """Drop the collected inputs; nothing is sent."""
         client.state[self.name] = {}
         return {}
 

@@ -1,4 +1,11 @@
-"""Federated voting of FedKA: fine-tune at the server on the majority's labels of the target."""
+"""Federated voting of FedKA: fine-tune at the server on majority labels of the target.
+
+After each round the server has the participants' models and an unlabelled target. In ``merge``,
+before aggregation, each model classifies the same random target inputs, and the majority of these
+votes becomes an input's pseudo-label. In ``refine``, after aggregation, the global model G takes
+one optimiser step per batch of these inputs and labels, which gives G*. The next round starts from
+G*.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +40,19 @@ from fedshift.core.net import load
 from fedshift.data.samples import split_rows
 from fedshift.methods.fedka.equations import coefficient, majority, progress
 
-CHUNK = 512  # target inputs per forward of a voter
+CHUNK = 512  # target inputs per forward pass of a client's model
 
 
 @dataclass(frozen=True)
 class FederatedVoting(Part):
-    """y* = majority of the clients' answers (Eq. 10), then G* = G - lambda_p eta grad J(y*, G(x)).
+    """y* = majority of the clients' votes (Eq. 10), then G* = G - lambda_p eta grad J(y*, G(x)).
 
     Clients' models vote in eval mode on ``voting_samples`` random target inputs. G* takes one step
     per batch with the scenario's optimiser, in train mode, so BatchNorm statistics move to the
-    target unless they are ``kept``. lambda_p scales the step as Section 3.2.5 prints it; scaling
+    target unless they are ``kept``. lambda_p scales the step, as printed in Section 3.2.5; scaling
     the loss is the same for SGD but not for Adam, whose normalisation undoes it. b and B in
-    lambda_p are the server's own batches. G* is the model that is sent and scored. Nothing travels,
-    but the server has to see each client's model.
+    lambda_p are the server's own batches. G* is the model that is sent and scored. No payload is
+    sent, but the server has to see each client's model.
     """
 
     voting_samples: int = setting(2048, "target inputs voted on per round (Voting-S: 512)", low=2)
@@ -63,7 +70,7 @@ class FederatedVoting(Part):
     needs_individual_updates = True
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
-        """Eq. 10 on random target inputs."""
+        """Eq. 10: let the clients' models vote on random target inputs."""
         generator = server.generator(self.name)
         target = server.resources["server_unlabelled"]
         rows = torch.randperm(len(target), generator=generator)[: self.voting_samples]
@@ -72,7 +79,7 @@ class FederatedVoting(Part):
         server.state[self.name] |= {"rows": rows, "labels": labels}
 
     def _answers(self, server: Server, update: Update, rows: Tensor) -> Tensor:
-        """Classes (N,) that one client's model names."""
+        """The votes of one client's model: a class (N,) for each target input."""
         target = server.resources["server_unlabelled"]
         model = server.initial | server.shared | update.shared | update.personal
         load(server.net, model)
@@ -82,7 +89,7 @@ class FederatedVoting(Part):
             return torch.cat([server.net(x).logits.argmax(1) for x in inputs])
 
     def refine(self, server: Server) -> None:
-        """G* from G."""
+        """Fine-tune G to G* on the majority labels."""
         held = server.state[self.name]
         rows, labels = held.pop("rows"), held.pop("labels")
         if self.discard_voted:
@@ -140,11 +147,11 @@ class FederatedVoting(Part):
         return turn
 
     def send(self, server: Server, client: str) -> Tree:
-        """G, if clients are to forget G*; then the model travels twice."""
+        """G, if clients are to start from it (``discard_voted``); the model is then sent twice."""
         return tree.under("sent", server.state[self.name])
 
     def begin(self, client: Client) -> None:
-        """Start from G in place of G*."""
+        """Load G in place of G*, if it was sent."""
         load(client.net, client.payload(self))
 
 

@@ -1,4 +1,4 @@
-"""FINCH: clusters without a parameter, by first neighbours (Sarfraz et al., CVPR 2019)."""
+"""FINCH: parameter-free clustering by first neighbours (Sarfraz et al., CVPR 2019)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def link(points: Tensor) -> Tensor:
-    """One partition (n,): linked are first neighbours, and points that share one (Eq. 1).
+    """One partition (n,): first neighbours are linked, and points that share one (Eq. 1).
 
-    The components of these links are those of the graph i - neighbour(i).
+    The clusters are the connected components of the graph with the edges i - neighbour(i).
     """
     n = len(points)
     if n == 1:
@@ -38,8 +38,8 @@ def cluster_means(points: Tensor, labels: Tensor) -> Tensor:
 def finch(points: Tensor) -> Tensor:
     """Labels (n,) of the coarsest partition of ``points`` (n, D) that is not one single cluster.
 
-    Clusters are linked again by their means until a step would leave one; two or three points
-    are one cluster from the start.
+    Clusters are linked again by their means until a further step would leave only one. Two or three
+    points are always one cluster.
 
     Examples:
         >>> finch(torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])).tolist()

@@ -1,1 +1,1 @@
-"""Messages by way of Flower. Together with ``deploy.flower`` the only place that imports it."""
+"""The transport ``flower``. Only this folder and ``deploy.flower`` import the package ``flwr``."""

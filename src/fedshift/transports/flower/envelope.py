@@ -1,8 +1,15 @@
-"""Several messages for one site as words and bytes: what a Flower message carries.
+"""Several messages for one site, encoded as JSON and blocks of bytes for one Flower message.
 
-A section of tensors becomes one block of bytes, because Flower hashes, stores and sends each array
-by itself: on ResNet-10 a block costs 13 ms a way, an array per tensor 70 ms and 74 requests. Blocks
-that are equal (the model that every client gets) are sent once, whoever they are for.
+``transports.flower.transport`` encodes requests with it, ``transports.flower.site`` the replies.
+What it decodes may come from a damaged or hostile peer, so it never unpickles anything, and checks
+that every tensor lies within its block.
+
+Why one block per section (``shared``, ``personal``, ``payload``) and not one array per tensor:
+Flower hashes, stores and transfers each array as an object of its own. On ResNet-10 a block costs
+13 ms each way, an array per tensor 70 ms and 74 requests. Why not one block for the whole message:
+Flower knows an object by its hash, and equal objects are uploaded and stored once. The shared
+model, as a block of its own, is equal for all clients of a round; personal entries and payload are
+not.
 """
 
 from __future__ import annotations
@@ -19,24 +26,25 @@ from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 from fedshift.core.message import Message
 
-ALIGNED = 16  # bytes: the widest number of torch
+ALIGNED = 16  # bytes: the widest number of torch, complex128
 TensorLayout = list[tuple[str, str, list[int]]]  # name, dtype, shape
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """JSON, and the blocks that it speaks of."""
+    """``text`` is JSON: the scalars, and which block holds which tensors. ``blocks`` are bytes."""
 
-    words: str
+    text: str
     blocks: Mapping[str, bytes]
 
 
 def to_envelope(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelope:
-    """Put messages into one envelope.
+    """Encode messages into one envelope.
 
-    ``packed`` remembers blocks by the tree they were made of, which must outlive it: what many
-    messages carry is packed once.
+    ``packed`` is a cache that the envelopes of one exchange share: the block of each tree, by the
+    tree's ``id``, so that a tree that many messages hold is packed once. The trees must live as
+    long as the cache, because an ``id`` is reused after its object is gone.
     """
     blocks: dict[int, bytes] = {}
     layouts: list[TensorLayout] = []
@@ -54,31 +62,31 @@ def to_envelope(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelo
                 layouts.append(layout(entries))
             row["sections"][section] = list(blocks).index(id(entries))
         rows.append(row)
-    words = json.dumps({"mail": rows, "layouts": layouts})
-    return Envelope(words, {str(i): block for i, block in enumerate(blocks.values())})
+    text = json.dumps({"messages": rows, "layouts": layouts})
+    return Envelope(text, {str(i): block for i, block in enumerate(blocks.values())})
 
 
 def from_envelope(envelope: Envelope, kind: type[M]) -> list[M]:
-    """Inverse of :func:`to_envelope`; every tree in memory of its own."""
+    """Inverse of :func:`to_envelope`; every tree gets memory of its own."""
 
     def sections(blocks_of: Mapping[str, int]) -> dict[str, Any]:
         return {s: unpack(envelope.blocks[str(i)], layouts[i]) for s, i in blocks_of.items()}
 
     try:
-        content = json.loads(envelope.words)
+        content = json.loads(envelope.text)
         layouts: list[TensorLayout] = content["layouts"]
-        return [kind(**row["scalars"], **sections(row["sections"])) for row in content["mail"]]
+        return [kind(**row["scalars"], **sections(row["sections"])) for row in content["messages"]]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise RunError(f"not an envelope of fedshift, or a damaged one ({error!r})") from error
 
 
 def layout(entries: Tree) -> TensorLayout:
-    """Names, dtypes and shapes, in order."""
+    """Names, dtypes and shapes, in the order in which :func:`pack` writes the tensors."""
     return [(name, str(t.dtype).removeprefix("torch."), [*t.shape]) for name, t in entries.items()]
 
 
 def pack(entries: Tree) -> bytes:
-    """All tensors one after another, each at an aligned place."""
+    """All tensors one after another, each padded to a multiple of ``ALIGNED`` bytes."""
     pieces: list[Any] = []
     for tensor in entries.values():
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -87,7 +95,11 @@ def pack(entries: Tree) -> bytes:
 
 
 def unpack(block: bytes, entries: TensorLayout) -> Tree:
-    """Inverse of :func:`pack`: views of one copy of the block."""
+    """Inverse of :func:`pack`: views of one copy of the block.
+
+    The copy is needed because torch cannot write to ``bytes``. Dtypes and shapes come from the
+    other side and are checked before a view is made.
+    """
     memory = torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0)
     out: Tree = {}
     begin = 0

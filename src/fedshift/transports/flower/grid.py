@@ -1,4 +1,9 @@
-"""The only module that imports Flower: apps, the grid as a post office, a grid in memory."""
+"""The transport's one contact with Flower: client and server apps, the grid, grids for tests.
+
+In ``transports`` no other module imports Flower, so this is the one to adapt when Flower's
+interface changes. ``deploy.flower``, ``testing`` and users' own Flower apps call it. It converts
+and forwards messages; the federated loop must stay outside.
+"""
 
 from __future__ import annotations
 
@@ -41,32 +46,36 @@ HANDLER_FAILED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 def to_records(envelope: Envelope, header: Header | None, arrays: dict[int, Array]) -> RecordDict:
-    """New records around the blocks; ``arrays`` lets letters share what is hashed once: bytes."""
-    words: dict[str, Any] = {"mail": envelope.words}
+    """An envelope as Flower's records.
+
+    ``arrays`` is a cache that the requests of one exchange share: a block that many of them hold,
+    such as the model, becomes one Flower array, which is hashed once.
+    """
+    config: dict[str, Any] = {"messages": envelope.text}
     if header is not None:
-        words |= {"run": header.run, "fedshift": header.version}
+        config |= {"run": header.run, "fedshift": header.version}
     record = ArrayRecord()
     for name, block in envelope.blocks.items():
         if id(block) not in arrays:
             arrays[id(block)] = Array("uint8", (len(block),), "fedshift.block", block)
         record[name] = arrays[id(block)]
-    return RecordDict({"config": ConfigRecord(words), "arrays": record})
+    return RecordDict({"config": ConfigRecord(config), "arrays": record})
 
 
 def from_records(content: RecordDict) -> tuple[Envelope, Header]:
     """Inverse of :func:`to_records`."""
-    words = content.config_records["config"]
+    config = content.config_records["config"]
     blocks = {name: array.data for name, array in content.array_records["arrays"].items()}
-    header = Header(str(words.get("run", "")), str(words.get("fedshift", "")))
-    return Envelope(str(words["mail"]), blocks), header
+    header = Header(str(config.get("run", "")), str(config.get("fedshift", "")))
+    return Envelope(str(config["messages"]), blocks), header
 
 
 def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
-    """A ClientApp that plays any method: training, scoring, enrolment, and who it is.
+    """A ClientApp for any method: answers ``train``, ``query`` and ``query.whoami``.
 
     Args:
-        open_worker: (run, node) -> Worker; called for each message, so that a process that lives
-            longer may keep one. ``node`` is the node's configuration over the run's.
+        open_worker: (run, node) -> Worker; called for each request, and free to return a worker
+            that it has kept. ``node`` is the node's configuration, completed by the run's.
         whoami: (run, node) -> the client's id.
     """
     app = ClientApp()
@@ -87,55 +96,55 @@ def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
 def respond(
     message: Message, context: Context, handle: Callable[[Header, Envelope, NodeConfig], Envelope]
 ) -> Message:
-    """The handler's answer, or its error as an error reply of one line."""
+    """The handler's answer as a Flower reply; an exception becomes an error reply of one line."""
     try:
         envelope, header = from_records(message.content)
         node = {**context.run_config, **context.node_config}
         answer = handle(header, envelope, node)
-    except Exception as error:  # whatever it is, the server has to hear of it
+    except Exception as error:  # whatever it is, the server must be sent it
         return Message(Error(HANDLER_FAILED, error_line(error)), reply_to=message)
     return Message(to_records(answer, None, {}), reply_to=message)
 
 
 def server_app(
-    play: Callable[[Connect, Mapping[str, Any]], object], patience: Timeouts | None = None
+    play: Callable[[Connect, Mapping[str, Any]], object], timeouts: Timeouts | None = None
 ) -> ServerApp:
-    """A ServerApp around our own loop.
+    """A ServerApp whose main function runs fedshift's own loop; Flower only carries messages.
 
     Args:
-        play: (connect, settings) -> anything; plays a run, see
-            :func:`fedshift.deploy.flower.simulated.play_settings`. ``connect`` is the transport of
-            its options, ``settings`` the run's configuration.
-        patience: how long to wait for sites.
+        play: (connect, settings) -> anything; carries out a run, such as
+            :func:`fedshift.deploy.flower.simulated.play_settings`. ``connect`` goes into
+            ``Options(transport=connect)``; ``settings`` is the configuration of the Flower run.
+        timeouts: how long to wait for sites and replies.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        play(connected(grid, patience), dict(context.run_config))
+        play(connected(grid, timeouts), dict(context.run_config))
 
     return app
 
 
-def connected(grid: Grid, patience: Timeouts | None = None) -> Connect:
-    """A grid as the transport of a run, for ``Options(transport=...)``."""
+def connected(grid: Grid, timeouts: Timeouts | None = None) -> Connect:
+    """Make a Flower grid the transport of a run, for ``Options(transport=...)``."""
     return lambda plan: FlowerTransport(
-        FlowerGrid(grid), plan.config, store=plan.store, patience=patience, policy=plan.policy
+        FlowerGrid(grid), plan.config, store=plan.store, timeouts=timeouts, policy=plan.policy
     )
 
 
 class FlowerGrid:
-    """Flower's grid as the :class:`~fedshift.transports.flower.transport.Post` that we use."""
+    """Flower's grid as a :class:`~fedshift.transports.flower.transport.MessageGrid`."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def nodes(self) -> set[int]:
-        """See :class:`Post`."""
+        """See :class:`~fedshift.transports.flower.transport.MessageGrid`."""
         return set(self.grid.get_node_ids())
 
     def send(self, requests: Sequence[SiteRequest]) -> list[str]:
-        """See :class:`Post`."""
+        """See :class:`~fedshift.transports.flower.transport.MessageGrid`."""
         arrays: dict[int, Array] = {}
         messages = [
             Message(
@@ -146,12 +155,13 @@ class FlowerGrid:
         tickets = list(self.grid.push_messages(messages))
         if len(tickets) < len(requests) or not all(tickets):
             raise RunError(
-                f"Flower took {sum(map(bool, tickets))} of {len(requests)} letters; see its log"
+                f"Flower accepted {sum(map(bool, tickets))} of {len(requests)} messages; "
+                "see its log"
             )
         return tickets
 
     def fetch(self, tickets: set[str]) -> list[SiteReply]:
-        """See :class:`Post`."""
+        """See :class:`~fedshift.transports.flower.transport.MessageGrid`."""
         return [self._read(message) for message in self.grid.pull_messages(tickets)]
 
     @staticmethod
@@ -167,7 +177,11 @@ class FlowerGrid:
 
 
 class InMemoryGrid(Grid):
-    """Plays the real ClientApp in this process: one node per configuration, ids of no order."""
+    """A grid for tests that calls the real ClientApp in this process; one node per configuration.
+
+    Node numbers are random but reproducible, so that code that relies on their order fails. A
+    message is kept until its reply is asked for, and then answered.
+    """
 
     def __init__(self, app: ClientApp, nodes: Sequence[Mapping[str, Any]]) -> None:
         self._app = app
@@ -180,7 +194,7 @@ class InMemoryGrid(Grid):
         self._waiting: dict[str, Message] = {}
 
     def play(self, server: ServerApp, settings: Mapping[str, Any] | None = None) -> None:
-        """Run a ServerApp on this grid."""
+        """Call a ServerApp with this grid."""
         server(self, Context(1, 1, {}, RecordDict(), dict(settings or {})))
 
     def set_run(self, run: Run) -> None:
@@ -201,7 +215,7 @@ class InMemoryGrid(Grid):
         return sorted(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep messages until their replies are asked for."""
+        """Keep messages until their replies are asked for; see :class:`Grid`."""
         tickets = []
         for message in messages:
             tickets.append(uuid.uuid4().hex)
@@ -210,7 +224,7 @@ class InMemoryGrid(Grid):
         return tickets
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Play one of the messages: a single reply is in memory at a time."""
+        """Answer one of the messages, so that a single reply is in memory at a time."""
         wanted = set(message_ids)
         ticket = next((ticket for ticket in self._waiting if ticket in wanted), None)
         if ticket is None:
@@ -221,14 +235,19 @@ class InMemoryGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Play all messages."""
+        """Answer all messages, in order."""
         del timeout
         tickets = self.push_messages(messages)
         return [reply for ticket in tickets for reply in self.pull_messages([ticket])]
 
 
 class Simulation:
-    """Flower's simulation on Ray, in the background; ``grid`` is the server's end of it."""
+    """Flower's simulation on Ray, in a background thread; ``grid`` is the server's side of it.
+
+    Flower's ``run_simulation`` calls a ServerApp and returns when that ends, but our loop must stay
+    in the caller's thread. So the ServerApp here only hands its grid to the caller and then waits
+    until :meth:`close`.
+    """
 
     def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -255,7 +274,7 @@ class Simulation:
         def simulate() -> None:
             try:
                 run_simulation(server, app, nodes, backend_config=config)
-            except BaseException as error:  # told to the thread that waits
+            except BaseException as error:  # raised in the thread that waits for the grid
                 opened.put(error)
 
         self._thread = threading.Thread(target=simulate, daemon=True)
@@ -266,6 +285,6 @@ class Simulation:
         self.grid = found
 
     def close(self) -> None:
-        """End the simulation, and Ray with it."""
+        """Let the ServerApp return, which ends the simulation and Ray."""
         self._done.set()
         self._thread.join(60)

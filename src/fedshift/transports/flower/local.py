@@ -1,4 +1,9 @@
-"""Flower's local simulation: the sites are played by Ray actors of this machine."""
+"""Flower's simulation on this machine: Ray actors run the visits of all sites.
+
+The transport ``flower`` of ``Options(transport=...)``, to see a method run through Flower; the pool
+gives the same numbers much sooner. The data sets are in shared memory, as for the pool: an actor
+must never load or receive them by itself. Flower is imported only when :class:`Local` is made.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,16 @@ from fedshift.transports.flower.transport import FlowerTransport
 from fedshift.transports.pool import Start, open_plan, start_of
 from fedshift.transports.shared_memory import Reader, Writer
 
-_resident: dict[str, Worker] = {}  # in an actor: the worker of the run that it plays
+_resident: dict[str, Worker] = {}  # in an actor: the worker of its current run, by token
 
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a worker around data in shared memory, and keeps it as long as the actor lives."""
+    """Opens a worker around data in shared memory, once per actor and run.
+
+    It is pickled to the actors. ``token`` is unique per run: an actor that outlives a run drops the
+    worker of the last one.
+    """
 
     token: str
     start: Start
@@ -32,7 +41,7 @@ class Opener:
     def __call__(self, run: RunConfig, node: NodeConfig) -> Worker:  # noqa: ARG002  known from the start
         """See :data:`~fedshift.transports.flower.site.OpenWorker`."""
         if self.token not in _resident:
-            tune_process(worker=True)  # an actor is a process of ours
+            tune_process(worker=True)  # allowed: the actor's process runs nothing else
             _resident.clear()
             _resident[self.token] = open_plan(self.start, Reader()).worker()
         return _resident[self.token]
@@ -40,7 +49,7 @@ class Opener:
 
 @dataclass(frozen=True)
 class Numbered:
-    """Who is who in a simulation, where nodes have no other name than a number."""
+    """The client of each simulated node, which has no other name than Flower's partition number."""
 
     clients: tuple[str, ...]
 
@@ -50,7 +59,7 @@ class Numbered:
 
 
 class Local(FlowerTransport):
-    """Flower's simulation: as many actors as ``plan.workers``, loopback only."""
+    """Flower's simulation with ``plan.workers`` actors, on the loopback interface only."""
 
     def __init__(self, plan: Plan) -> None:
         require_flower()
@@ -68,14 +77,14 @@ class Local(FlowerTransport):
         super().__init__(opened, plan.config, store=store, policy=plan.policy)
 
     def close(self) -> None:
-        """End Flower and Ray."""
+        """End Flower and Ray, and release the data."""
         self._simulation.close()
         self._data.close()
         self._folder.cleanup()
 
 
 def require_flower() -> None:
-    """Say what to install."""
+    """Raise an error that says what to install if Flower or Ray is missing."""
     for module in ("flwr", "ray"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(

@@ -1,4 +1,9 @@
-"""What a node does with an envelope: who it is, and the visits that are asked of it."""
+"""What a Flower node does with a request: say which client it is, or run the visits asked for.
+
+The ClientApp of ``transports.flower.grid`` calls :class:`SiteHandler` for each request, and the
+server turns a failure back into an error with :func:`error_from_site`. The module imports nothing
+of Flower, so tests need none of it; a site must never act on messages for another client.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +21,25 @@ from fedshift.core.message import Broadcast
 from fedshift.engine.visit import Worker
 from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
 
-NodeConfig = Mapping[str, Any]  # what the node was started with, over what the run was started with
+NodeConfig = Mapping[str, Any]  # the node's configuration; where it is silent, that of the run
 OpenWorker = Callable[[RunConfig, NodeConfig], Worker]
 WhoAmI = Callable[[RunConfig, NodeConfig], str]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What every letter says of the run: the server decides it, the site plays it."""
+    """The run's configuration and the server's version, sent along with every request."""
 
     run: str  # RunConfig as JSON
     version: str = __version__
 
     @classmethod
     def of(cls, config: RunConfig) -> Header:
-        """The header of a run."""
+        """The header of a run, with this machine's version."""
         return cls(config.model_dump_json())
 
     def read(self) -> RunConfig:
-        """The run's configuration; refuses one of another version, which might mean other bits."""
+        """The run's configuration; refuses another version, which might compute other numbers."""
         if self.version != __version__:
             raise ConfigError(
                 f"this site has fedshift {__version__}, the server {self.version}; "
@@ -43,7 +48,7 @@ class Header:
         return parse_config({"run": json.loads(self.run)}, "the server's message")
 
 
-def named(run: RunConfig, node: NodeConfig) -> str:  # noqa: ARG001  one answer of several
+def named(run: RunConfig, node: NodeConfig) -> str:  # noqa: ARG001  as WhoAmI has it
     """The client that the node was started as: ``--node-config 'client="berlin"'``."""
     if "client" not in node:
         raise ConfigError(
@@ -55,36 +60,45 @@ def named(run: RunConfig, node: NodeConfig) -> str:  # noqa: ARG001  one answer 
 
 @dataclass(frozen=True)
 class SiteHandler:
-    """Answers letters at a site; a worker is opened per letter, unless the opener keeps it."""
+    """Answers requests at a site.
+
+    ``open_worker`` is called for each request; where the process outlives a request, it may return
+    the worker that it opened before.
+    """
 
     open_worker: OpenWorker
     whoami: WhoAmI = named
 
     def introduce(self, header: Header, node: NodeConfig) -> Envelope:
-        """Which client this node is."""
+        """Report which client this node is."""
         return Envelope(json.dumps({"client": self.whoami(header.read(), node)}), {})
 
     def answer(self, header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
-        """Play every message of the envelope, in order; one envelope of replies."""
+        """Run the visits that the envelope asks for, in order; returns one envelope of updates.
+
+        Each update is copied before the next visit, which reuses the memory of the net.
+        """
         run = header.read()
         me = self.whoami(run, node)
         messages = from_envelope(envelope, Broadcast)
         for message in messages:
             if message.client != me:
-                raise RunError(f"mail for client {message.client} came to {me}; start the run anew")
+                raise RunError(
+                    f"a message for client {message.client} reached {me}; start the run anew"
+                )
         with one_thread():
             worker = self.open_worker(run, node)
             return to_envelope([worker.visit(message).own() for message in messages], {})
 
 
 def error_line(error: Exception) -> str:
-    """One line that :func:`heard` understands."""
+    """An error as one line of text, from which :func:`error_from_site` restores it."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"
 
 
 def error_from_site(client: str, reason: str) -> FedshiftError:
-    """The error that a site told of; errors of ours keep their kind, others name the site."""
+    """The error that a site reported: of the same class if it is one of ours, else a RunError."""
     kind, _, text = reason.partition(": ")
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, FedshiftError):

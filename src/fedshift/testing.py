@@ -8,7 +8,6 @@ method. ``fedshift check`` prints a clause's whole docstring, so that has to be 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedshift.base import seeds, tree
+from fedshift.base.extras import is_installed
 from fedshift.base.process import one_thread
 from fedshift.base.tree import Tree
 from fedshift.core.client import Client
@@ -190,7 +190,7 @@ def in_process_equals_pool(method: str | Method) -> None:
 
 def in_process_equals_flower(method: str | Method) -> None:
     """Flower's own apps on a grid in memory give the same run (with the extra ``flower``)."""
-    if importlib.util.find_spec("flwr") is None:
+    if not is_installed("flwr"):
         raise SkipTest('Flower is not installed; pip install "fedshift[flower]"')
     from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
 

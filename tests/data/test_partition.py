@@ -430,7 +430,7 @@ def test_the_bars_of_a_client_add_up_to_its_rows(classes, plan, tmp_path):
 
 
 def test_without_matplotlib_the_figure_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("fedshift.base.extras.is_installed", lambda module: False)
     with pytest.raises(ConfigError, match=r"fedshift\[report\]"):
         optional.figures()
 

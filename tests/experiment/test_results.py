@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
@@ -85,10 +84,7 @@ def test_the_frame_of_a_comparison_has_the_selected_numbers(found):
 
 
 def test_without_pandas_one_line_says_how_to_get_it(found, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name)
-    )
+    monkeypatch.setattr("fedshift.base.extras.is_installed", lambda module: module != "pandas")
     with pytest.raises(ConfigError, match="pip install pandas"):
         found.to_frame()
 

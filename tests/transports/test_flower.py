@@ -20,7 +20,6 @@ from fedshift.core.message import Broadcast
 from fedshift.core.server import Policy
 from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, require_same, start, tiny_scenario, worker
-from fedshift.transports.flower import local
 from fedshift.transports.flower.envelope import Envelope, to_envelope
 from fedshift.transports.flower.site import Header, SiteHandler, error_from_site, error_line, named
 from fedshift.transports.flower.transport import FlowerTransport, SiteReply, Timeouts, read
@@ -308,7 +307,7 @@ def test_a_node_without_a_name_says_how_to_give_it_one():
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("fedshift.base.extras.is_installed", lambda module: False)
     with pytest.raises(ConfigError, match=r'pip install "fedshift\[flower\]"'):
         fedshift.run("fedavg", tiny_scenario(), transport="flower")
 

@@ -58,12 +58,19 @@ def run(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help='Method, such as fedbn, "fedprox[mu=0.1]" or "fedavg + mixup".'),
+        typer.Option(
+            help='Method, such as fedbn, "fedprox[mu=0.1]" or "fedavg + mixup".',
+            autocompletion=opt.names("methods"),
+        ),
     ] = None,
     settings: opt.Settings = None,
     without: opt.Without = None,
     scenario: Annotated[
-        str | None, typer.Option(help="See `fedshift list scenarios`; default digits.")
+        str | None,
+        typer.Option(
+            help="See `fedshift list scenarios`; default digits.",
+            autocompletion=opt.names("scenarios"),
+        ),
     ] = None,
     scale: opt.Scale = None,
     backbone: opt.Backbone = None,
@@ -147,7 +154,12 @@ def _no_method() -> str:
 
 @app.command()
 def compare(
-    method: Annotated[list[str], typer.Option(help="Methods, separated by commas or repeated.")],
+    method: Annotated[
+        list[str],
+        typer.Option(
+            help="Methods, separated by commas or repeated.", autocompletion=opt.names("methods")
+        ),
+    ],
     settings: opt.Settings = None,
     scenario: Annotated[list[str], typer.Option(help="Repeatable.")] = ["digits"],  # noqa: B006
     scale: opt.Scale = None,

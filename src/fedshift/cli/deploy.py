@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedshift.base.errors import ConfigError
+from fedshift.base.extras import require_flower
 from fedshift.cli import options as opt
 
 server = typer.Typer(
@@ -30,9 +31,7 @@ San = Annotated[
 @server.callback()
 @site.callback()
 def prepare() -> None:
-    """Ask for Flower first; importing this also tells it to stay quiet."""
-    from fedshift.deploy.flower.daemons import require_flower
-
+    """Ask for Flower first."""
     require_flower()
 
 

@@ -6,6 +6,7 @@ Nothing here imports torch: a command imports what it needs when it runs, so tha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,23 @@ import typer
 
 from fedshift.base.errors import ConfigError
 
-Backbone = Annotated[str | None, typer.Option(help="Network; see `fedshift list backbones`.")]
+
+def names(kind: str) -> Callable[[str], list[str]]:
+    """What the shell completes: names of a kind, from the kept catalogue."""
+
+    def complete(incomplete: str) -> list[str]:
+        from fedshift.cli.catalogue import catalogue
+
+        found = [str(row["name"]) for row in catalogue(kind)]
+        return [name for name in found if name.startswith(incomplete)]
+
+    return complete
+
+
+Backbone = Annotated[
+    str | None,
+    typer.Option(help="Network; see `fedshift list backbones`.", autocompletion=names("backbones")),
+]
 Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
 ClientsPerRound = Annotated[int | None, typer.Option(help="How many clients take part in a round.")]
 Without = Annotated[list[str] | None, typer.Option(help="Leave out a part; repeatable.")]

@@ -1,34 +1,29 @@
-"""Optional libraries of reports: whether one is installed, and how to install it.
+"""Extras that a report can use and does not need: matplotlib for figures, pandas for frames.
 
-Figures need matplotlib and data frames need pandas; everything else must work without them. Modules
-that use either go through here and never import it themselves, ``report.figures`` excepted.
+Results and pages reach both through this module; tables and everything else work without. Figures
+are drawn by ``report.figures``, which imports matplotlib and must be imported only here.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-from fedshift.base.errors import ConfigError
+from fedshift.base import extras
 
 
 def has_matplotlib() -> bool:
     """Whether figures can be drawn."""
-    return importlib.util.find_spec("matplotlib") is not None
+    return extras.is_installed("matplotlib")
 
 
 def figures() -> Any:
     """The module that draws figures; without matplotlib an error that says how to install it."""
-    if not has_matplotlib():
-        raise ConfigError(
-            'figures need matplotlib, which is not installed; pip install "fedshift[report]"'
-        )
+    extras.require("matplotlib", "figures need matplotlib", '"fedshift[report]"')
     return importlib.import_module("fedshift.report.figures")
 
 
 def pandas() -> Any:
     """The pandas module; an error that says how to install it if it is missing."""
-    if importlib.util.find_spec("pandas") is None:
-        raise ConfigError("data frames need pandas, which is not installed; pip install pandas")
+    extras.require("pandas", "data frames need pandas", "pandas")
     return importlib.import_module("pandas")

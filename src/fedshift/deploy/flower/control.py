@@ -16,6 +16,10 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+
+import fedshift.transports.flower.quiet  # noqa: F401  before Flower looks at the environment
+
+# isort: split
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
 from fedshift.base.errors import ConfigError, RunError
+from fedshift.base.extras import require_flower
 from fedshift.deploy import checks, folders
 from fedshift.deploy.credentials import WARNING_DAYS
 from fedshift.deploy.folders import (
@@ -43,16 +43,6 @@ def environment(paths: Paths) -> dict[str, str]:
     if not os.environ.get("FEDSHIFT_HOME"):
         own["FEDSHIFT_HOME"] = str(paths.cache)
     return {**os.environ, **ENVIRONMENT, **POLL, **own}
-
-
-def require_flower() -> str:
-    """The version of Flower; raises an error that says how to install it if it is missing."""
-    try:
-        return version("flwr")
-    except PackageNotFoundError:
-        raise ConfigError(
-            "deployment needs Flower, which is not installed; pip install 'fedshift[flower]'"
-        ) from None
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl.h

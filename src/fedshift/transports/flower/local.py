@@ -7,13 +7,12 @@ must never load or receive them by itself. Flower is imported only when :class:`
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.base.errors import ConfigError
+from fedshift.base.extras import require, require_flower
 from fedshift.base.process import tune_process
 from fedshift.core.config import RunConfig
 from fedshift.core.state import DiskStore, MemoryStore
@@ -62,7 +61,8 @@ class Local(FlowerTransport):
     """Flower's simulation with ``plan.workers`` actors, on the loopback interface only."""
 
     def __init__(self, plan: Plan) -> None:
-        require_flower()
+        require_flower("transport flower needs Flower")
+        require("ray", "transport flower needs Ray", '"fedshift[flower]"')
         from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
 
         self._folder = tempfile.TemporaryDirectory(prefix="fedshift-")
@@ -81,13 +81,3 @@ class Local(FlowerTransport):
         self._simulation.close()
         self._data.close()
         self._folder.cleanup()
-
-
-def require_flower() -> None:
-    """Raise an error that says what to install if Flower or Ray is missing."""
-    for module in ("flwr", "ray"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError(
-                f"transport flower needs {module}, which is not installed; run "
-                'pip install "fedshift[flower]"'
-            )

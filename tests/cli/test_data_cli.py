@@ -97,7 +97,6 @@ def test_prepare_from_a_folder_and_its_parent(cats, tmp_path):
     [
         (["prepare", "pasc"], "no dataset is called 'pasc'; did you mean pacs"),
         (["prepare", "pacs"], "`fedshift data prepare pacs`, from the hub (flwrlabs/pacs; pip"),
-        (["prepare", "pacs"], "(--from hub or DIR)"),
         (["prepare", "pacs", "--from", "/none"], "/none does not exist; check the path"),
         (["prepare", "vlcs", "--from", "hub"], "no hub id is known for 'vlcs'"),
         (["prepare", "pacs", "--set", "angels=1"], "no option of dataset 'pacs' is called"),

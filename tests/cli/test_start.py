@@ -185,9 +185,12 @@ def test_an_error_names_arguments_and_the_command_line_its_flags(tmp_path, capsy
         (["--method", "fedavg", "--scale", "huge"], "--scale laptop"),
         (["--method", "fedavg", "--on-loss", "wait"], "--timeout SECONDS"),
         (["--method", "f2dc", "--backbone", "mlp"], "--set scenario.backbone=cnn"),
+        (["--method", "fedavg", "--scenario", "pacs"], "(--from hub or DIR)"),
     ],
 )
-def test_flags_that_mend_an_error_are_in_its_line(words, expected, tmp_path, capsys):
+def test_flags_that_mend_an_error_are_in_its_line(words, expected, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDSHIFT_SOURCES", raising=False)
     assert run("run", *words, "--out", str(tmp_path / "r")) == 2
     message = capsys.readouterr().err.strip()
     assert expected in message

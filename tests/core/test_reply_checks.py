@@ -176,7 +176,9 @@ def test_the_size_limit_is_a_choice():
 def test_each_update_is_checked_once(monkeypatch):
     session, seen = start("scaffold"), []
     real = replies.why_rejected
-    monkeypatch.setattr(replies, "objection", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1])
+    monkeypatch.setattr(
+        replies, "why_rejected", lambda *a, **k: (seen.append(a[2]), real(*a, **k))[1]
+    )
     play(session, 1)
     received = [m for m in session.transport.seen if isinstance(m, Update)]
     assert len(seen) == len(received)

@@ -93,6 +93,7 @@ def test_a_figure_has_a_line_per_method(found):
     figure = found.plot()
     assert [line.get_label() for line in figure.axes[0].lines] == ["fedavg", "fedbn"]
     assert "personal" in figure.axes[0].get_title(loc="left")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     alone = found.results[0].plot("global")
     assert "global" in alone.axes[0].get_title(loc="left")
 

@@ -171,7 +171,7 @@ def test_nobody_waits_twice_for_a_site_that_is_not_there(opened):
     assert {r["round"] for r in session.record.losses()["dark-1"]} == {1}
 
 
-def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opened):
+def test_attached_scores_are_checked_and_a_lost_one_marks_the_round(opened):
     session, office = opened(policy=SKIP, protocols=("personal",), rounds=2)
     real = office.handler.answer
 
@@ -179,7 +179,7 @@ def test_scores_that_ride_along_are_checked_and_a_lost_one_marks_the_round(opene
         found = real(header, envelope, node)
         if node["client"] != "dark-1":
             return found
-        return Envelope(found.words.replace('"test/right"', '"test/wrong"'), found.blocks)
+        return Envelope(found.text.replace('"test/right"', '"test/wrong"'), found.blocks)
 
     play(session, 1)
     assert session.record.pending is not None

@@ -151,12 +151,12 @@ def test_importing_the_adapter_turns_telemetry_off():
     assert found.stdout.split() == ["1", "0", "0"]
 
 
-def test_letters_that_flower_does_not_take_end_the_run(grid):
+def test_messages_that_flower_does_not_accept_end_the_run(grid):
     opened = grid(TINY)
     config, _ = simulated.configured({"method": "fedavg"})
     envelope = flower.Envelope("", {})
     request = flower.SiteRequest(1, "query.whoami", flower.Header.of(config), envelope)
     for tickets in ([], [None], [""]):
         opened.push_messages = lambda messages, tickets=tickets: tickets
-        with pytest.raises(RunError, match=r"Flower took 0 of 1 letters"):
+        with pytest.raises(RunError, match=r"Flower accepted 0 of 1 messages"):
             flower.FlowerGrid(opened).send([request])

@@ -69,7 +69,7 @@ def test_a_divergence_in_a_worker_is_the_same_error_as_here(pooled):
 def test_a_worker_that_dies_is_named(pooled):
     session = pooled("fedavg")
     os.kill(session.transport._workers[0].process.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"worker of client .* ended \(exit code -9\).*--workers"):
+    with pytest.raises(RunError, match=r"worker of client .* ended \(exit code -9\).*fewer"):
         play(session, 1)
 
 

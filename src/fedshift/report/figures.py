@@ -73,8 +73,15 @@ def style(**more: str) -> Iterator[None]:
         yield
 
 
+class Drawing(Figure):
+    """A figure that shows itself in a notebook, whether or not pyplot was imported there."""
+
+    def _repr_png_(self) -> bytes:
+        return _rendered(self, "png")
+
+
 def _blank(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure((width, height), dpi=150, layout="constrained")
+    figure = Drawing((width, height), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
 
@@ -267,7 +274,7 @@ def partition(shown: Holdings) -> Figure:
     Domains are groups of clients, or hatches where clients hold more than one domain.
     """
     n = len(shown.clients)
-    figure = Figure(figsize=(8, 1.5 + 0.24 * n), layout="constrained")
+    figure = Drawing(figsize=(8, 1.5 + 0.24 * n), layout="constrained")
     axes = figure.add_subplot()
     colours = _colours(len(shown.classes))
     _bars(axes, shown, colours)

@@ -14,7 +14,6 @@ from typing import Any
 
 from fedshift.base.errors import ConfigError
 from fedshift.base.logs import to_streams
-from fedshift.base.process import tune_process
 from fedshift.core.config import RunConfig, configure
 from fedshift.core.method import Method
 from fedshift.core.server import Transport
@@ -73,7 +72,6 @@ def simulated_worker(run: RunConfig, node: NodeConfig) -> Worker:
 
 @lru_cache(maxsize=1)  # an actor runs many visits of one run
 def _simulated(run: str, path: Path) -> Worker:
-    tune_process(worker=True)  # allowed: the actor's process runs nothing else
     config = RunConfig.model_validate_json(run)
     federation = federate(config.scenario, config.seed)
     return Plan(config, config.build(), federation, client_store(path)).worker()

@@ -161,6 +161,13 @@ def test_a_file_that_cannot_be_read_is_one_line(text, expected, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+def test_a_method_typed_as_a_file_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "fedavg"])
+    assert ended.value.code == 2
+    assert "fedavg is not a run file; for a method write --method fedavg" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*none.toml: No such file"):
         run_file(tmp_path / "none.toml")

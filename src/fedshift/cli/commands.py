@@ -110,6 +110,8 @@ def run(
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
+    if file is not None and not file.exists():
+        raise ConfigError(f"{file} is not a run file; for a method write --method {file}")
     if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     from fedshift.base.process import tune_process

@@ -110,48 +110,45 @@ def run(
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
     count = opt.workers_of(workers)
-    if file is not None and not file.exists():
-        raise ConfigError(f"{file} is not a run file; for a method write --method {file}")
     if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     from fedshift.base.process import tune_process
-    from fedshift.core.config import configure
+    from fedshift.cli.runs import configured, read_file
     from fedshift.core.server import Policy
+    from fedshift.engine.compute import Compute
     from fedshift.experiment.progress import ProgressBoard
-    from fedshift.experiment.run import execute, method_of, scenario_of
-    from fedshift.experiment.scenario import scenario_from, split_settings
+    from fedshift.experiment.run import execute
     from fedshift.experiment.session import Options
     from fedshift.runs.record import read_config
-    from fedshift.runs.run_file import RunFile, read_run_file
 
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
-    given = read_run_file(file) if file is not None else RunFile(method="")
-    compute = given.compute.changed(device=device, layout=layout, compile=compiled or None)
-    if method is None and file is None and resume and out is not None:
+    given = read_file(file)
+    if method is None and given is None and resume and out is not None:
         config = read_config(out)
         whole = config.build()
     else:
-        own, changes = split_settings(
-            settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+        config, whole = configured(
+            given,
+            method=method,
+            scenario=scenario,
+            scale=scale,
+            allow=[*(allow or ()), *(grant or ())],
+            seed=seed,
+            settings=settings,
+            without=without or (),
+            backbone=backbone,
+            rounds=rounds,
+            clients_per_round=clients_per_round,
         )
-        base = scenario or (scenario_of(given) if file is not None else "digits")
-        config, whole = configure(
-            method or (method_of(given, str(file)) if file is not None else _no_method()),
-            scenario_from(base, scale, [*(allow or ()), *(grant or ())], changes),
-            seed=given.seed if seed is None else seed,
-            settings=(given.settings if method is None else {}) | own,
-            without=(*(given.without if method is None else ()), *(without or ())),
-        )
+    compute = (given.compute if given else Compute()).changed(
+        device=device, layout=layout, compile=compiled or None
+    )
     path = out or Path("runs") / config.name
     tune_process()
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
-
-
-def _no_method() -> str:
-    raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
 
 
 @app.command()

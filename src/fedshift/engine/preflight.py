@@ -182,7 +182,7 @@ def require_secret(method: Method) -> None:
 
 
 def _conflicts(server: Server, privacy_part: Part) -> Iterator[str]:
-    """Everything in this run that contradicts the promise of the privacy part ``guard``."""
+    """Everything in this run that contradicts the promise of ``privacy_part``."""
     for item in server.method.declared:
         if item is not privacy_part and (item.needs_individual_updates or not item.gives_privacy):
             yield from _conflicts_with(privacy_part, item)
@@ -197,7 +197,7 @@ def _conflicts(server: Server, privacy_part: Part) -> Iterator[str]:
 
 
 def _conflicts_with(privacy_part: Part, item: Declares) -> Iterator[str]:
-    """What another component of the method sends or reads that ``guard`` does not cover."""
+    """What another component of the method sends or reads that ``privacy_part`` does not cover."""
     if item.shares:
         yield f"{item.name} also sends {item.shares}, which it does not cover"
     yield from _hooks(item, "sends more than the weights", SENDING)

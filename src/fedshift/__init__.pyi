@@ -19,6 +19,9 @@ from .core.aggregate import ServerOptimiser as ServerOptimiser
 from .core.aggregate import Uniform as Uniform
 from .core.aggregate import Weighting as Weighting
 from .core.aggregate import weighted_mean as weighted_mean
+from .core.channel import Ask as Ask
+from .core.channel import Channel as Channel
+from .core.channel import EntrySpec as EntrySpec
 from .core.client import Client as Client
 from .core.component import setting as setting
 from .core.loop import Batch as Batch
@@ -28,12 +31,7 @@ from .core.loop import Turn as Turn
 from .core.loop import descend as descend
 from .core.loop import shuffled_rows as shuffled_rows
 from .core.message import Update as Update
-from .core.method import Ask as Ask
 from .core.method import Method as Method
-from .core.method import Named as Named
-from .core.method import Part as Part
-from .core.method import Phase as Phase
-from .core.method import Player as Player
 from .core.net import Neck as Neck
 from .core.net import Net as Net
 from .core.net import Output as Output
@@ -48,6 +46,10 @@ from .core.net import keys_of_type as keys_of_type
 from .core.net import parameters_of as parameters_of
 from .core.objective import score as score
 from .core.optimiser import Optimisation as Optimisation
+from .core.part import Named as Named
+from .core.part import Part as Part
+from .core.part import Phase as Phase
+from .core.part import Player as Player
 from .core.registry import build as build
 from .core.registry import register as register
 from .core.registry import register_backbone as register_backbone

@@ -28,8 +28,9 @@ from fedshift.core.client import Client
 from fedshift.core.config import configure
 from fedshift.core.loop import Step
 from fedshift.core.message import Broadcast, Lost, Message, Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Scope
+from fedshift.core.part import Part
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Transport
 from fedshift.data.dealing.partitions import PerDomain

@@ -13,7 +13,8 @@ import fedshift.testing
 from fedshift.base.registry import Entry
 from fedshift.cli import main
 from fedshift.core.loop import Step
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
+from fedshift.core.part import Part
 from fedshift.core.registry import METHODS, SCENARIOS
 from fedshift.data.dealing.partitions import PerDomain
 from fedshift.testing import tiny_scenario

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from fedshift.core.aggregate import Mean
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Net
+from fedshift.core.part import Part
 from fedshift.core.registry import register_backbone
 from fedshift.data.dealing.partitions import PerDomain
 from fedshift.data.registry import register_dataset

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedshift.base import tree
 from fedshift.base.errors import DivergedError
 from fedshift.core.loop import Batch, Log, shuffled_rows
-from fedshift.core.method import Method, Part, Phase, Player
+from fedshift.core.method import Method
+from fedshift.core.part import Part, Phase, Player
 from fedshift.core.registry import build
 from fedshift.methods.ditto import PersonalModel
 from fedshift.methods.fedprox import Proximal

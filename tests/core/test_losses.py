@@ -15,8 +15,9 @@ from rich.console import Console
 from fedshift.base.errors import ConfigError, DivergedError, RunError
 from fedshift.core.config import configure
 from fedshift.core.message import Lost, Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Scope
+from fedshift.core.part import Part
 from fedshift.core.registry import METHODS, build
 from fedshift.core.server import Policy
 from fedshift.engine import replies

@@ -9,7 +9,8 @@ import torch
 from fedshift.base.errors import ClashError, ConfigError, NotAllowedError, UnknownNameError
 from fedshift.core.aggregate import Add, ByExamples, Mean, Uniform
 from fedshift.core.component import setting
-from fedshift.core.method import Method, Part, Phase
+from fedshift.core.method import Method
+from fedshift.core.part import Part, Phase
 from fedshift.core.registry import METHODS, build
 from fedshift.engine.preflight import check_needs
 from fedshift.methods.ditto import PersonalModel

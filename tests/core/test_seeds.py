@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.base import seeds
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
+from fedshift.core.part import Part
 from fedshift.core.registry import build
 from fedshift.methods.mixup import Mixup
 from fedshift.testing import play, start

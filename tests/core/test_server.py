@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from fedshift.base.errors import ClashError, NotAllowedError
 from fedshift.core.aggregate import weighted_mean
 from fedshift.core.message import Broadcast
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Scope, load
+from fedshift.core.part import Part
 from fedshift.engine.round import exchange
 from fedshift.evaluate.protocols import assemble
 from fedshift.testing import RecordingTransport, play, start, worker

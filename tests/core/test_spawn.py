@@ -11,7 +11,7 @@ import pytest
 
 import fedshift
 from fedshift.base.registry import Registry
-from fedshift.core.method import Part
+from fedshift.core.part import Part
 from fedshift.engine import spawn
 from fedshift.engine.spawn import needs_script, without_script
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedshift.base.errors import DataError
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
+from fedshift.core.part import Part
 from fedshift.data.dealing.label_skew import SequentialDirichlet
 from fedshift.data.dealing.splits import AllTest, Given
 from fedshift.engine import federation

@@ -8,8 +8,9 @@ import torch
 from rich.console import Console
 
 from fedshift.base.errors import ConfigError
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import load
+from fedshift.core.part import Part
 from fedshift.evaluate.group_effect import group_effect
 from fedshift.experiment.run import run
 from fedshift.report.screen import detail

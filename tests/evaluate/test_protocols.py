@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedshift.core.component import setting
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Neck, Scope, load
+from fedshift.core.part import Part
 from fedshift.evaluate.protocols import evaluate
 from fedshift.testing import play, start, worker
 

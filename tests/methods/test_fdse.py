@@ -8,8 +8,8 @@ import torch
 
 from fedshift.base import seeds, tree
 from fedshift.core.loop import Batch, Step
-from fedshift.core.method import Part
 from fedshift.core.net import Scope
+from fedshift.core.part import Part
 from fedshift.core.registry import BACKBONES, build, register_backbone
 from fedshift.methods.fdse.layers import LayerForm, decompose, decomposed
 from fedshift.methods.fdse.method import (

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from fedshift.base.errors import ConfigError, NotAllowedError
 from fedshift.core.loop import Batch, Step
-from fedshift.core.method import Method, Part, Phase
+from fedshift.core.method import Method
 from fedshift.core.net import call_frozen
+from fedshift.core.part import Part, Phase
 from fedshift.core.registry import build
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain, split_rows

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.base import tree
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import batch_norm_buffers, call_frozen, load
+from fedshift.core.part import Part
 from fedshift.methods.fedka.equations import coefficient
 from fedshift.methods.fedka.voting import FederatedVoting
 from fedshift.testing import play, start

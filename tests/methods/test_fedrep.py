@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedshift.base import tree
-from fedshift.core.method import Part
+from fedshift.core.part import Part
 from fedshift.core.registry import build
 from fedshift.testing import play, start
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedshift.core.message import Broadcast
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Scope
+from fedshift.core.part import Part
 from fedshift.methods.fedper import PrivateHead
 from fedshift.testing import play, start, worker
 

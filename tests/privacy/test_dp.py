@@ -13,7 +13,8 @@ from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.client import Client
 from fedshift.core.config import configure
 from fedshift.core.message import Lost, Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
+from fedshift.core.part import Part
 from fedshift.core.registry import build, parts
 from fedshift.core.server import Policy
 from fedshift.engine import replies

@@ -12,7 +12,8 @@ from scipy.stats import chisquare
 
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.message import Lost, Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
+from fedshift.core.part import Part
 from fedshift.core.server import Policy
 from fedshift.privacy.secure import SecureAggregation, in_order
 from fedshift.privacy.site import Secrets

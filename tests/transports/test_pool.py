@@ -12,8 +12,9 @@ from fedshift.base.errors import DivergedError, RunError
 from fedshift.core.aggregate import weighted_mean
 from fedshift.core.config import configure
 from fedshift.core.message import Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Scope, head_keys
+from fedshift.core.part import Part
 from fedshift.engine.replies import answers
 from fedshift.engine.round import collect, merge_arriving, streams
 from fedshift.experiment.session import Options, prepare

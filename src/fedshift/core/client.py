@@ -19,12 +19,12 @@ from fedshift.base.tree import Tree
 from fedshift.core.loop import (
     Batch,
 )
-from fedshift.core.method import Part
 from fedshift.core.net import (
     Net,
     Output,
     call_frozen,
 )
+from fedshift.core.part import Part
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import State
 from fedshift.data.federation import Site

@@ -1,250 +1,33 @@
-"""Methods and their parts: the page to read before writing a method of your own.
+"""A method: a tuple of parts plus one aggregator, and how several are composed.
 
-A method is a tuple of parts plus one aggregator. Authors subclass :class:`Part` and override the
-hooks they need; ``engine.visit`` calls the client-side hooks, ``engine.round`` the server-side
-ones. Parts and methods hold hyper-parameters only, never tensors, state or data.
+Authors and expressions (``core.registry``) make methods, ``engine`` asks them which parts act in a
+hook. A method holds hyper-parameters only, never tensors, state or data.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.base import tree
 from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
 from fedshift.base.tree import Tree
 from fedshift.core.aggregate import Aggregator, Mean
+from fedshift.core.channel import Channel
 from fedshift.core.component import Declares, described, settings_of, with_setting
-from fedshift.core.loop import Batch, Step
 from fedshift.core.net import Net, Output, Scope, batch_norm_buffers
-from fedshift.core.optimiser import Optimisation
+from fedshift.core.part import Part, Phase
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
     from fedshift.core.message import Update
     from fedshift.core.server import Server
-    from fedshift.data.samples import Samples
 
-
-Named = Iterable[tuple[str, nn.Parameter]]
-# Send one payload per client; returns the replies by client. An exchange beside training: each
-# client's ``reply`` hook makes its reply, and a client that does not answer is not in the result.
-Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]
 RESERVED = {"net", "previous", "trained", "optimiser"}  # keys of client state that the core uses
-
-
-def whole_net(client: Client) -> Named:
-    """Every parameter of the client's net: what a player trains by default."""
-    return client.net.named_parameters()
-
-
-def through_net(client: Client, batch: Batch) -> Output:
-    """The client's net on the batch: a player's default forward pass."""
-    out: Output = client.net(batch.x)
-    return out
-
-
-@dataclass(frozen=True)
-class Player:
-    """One optimiser step per batch: its forward pass, objective, parameters and optimiser.
-
-    A player without an objective is a base player: it minimises the task loss plus every part's
-    ``loss``, and its gradients pass through every part's ``edit_gradients``. A player that
-    maximises returns the negative of its objective. Ditto has two players, the shared and the
-    personal model.
-    """
-
-    name: str = "model"
-    train: Callable[[Client], Named] = whole_net
-    forward: Callable[[Client, Batch], Output] = through_net
-    objective: Callable[[Client, Step], Mapping[str, Tensor]] | None = None
-    optimisation: Callable[[Optimisation], Optimisation] | None = None  # None: the scenario's
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stage of local training; on each batch the players take one step each, in order."""
-
-    players: tuple[Player, ...] = (Player(),)
-    epochs: int | None = None  # None, and no steps: the scenario's budget
-    steps: int | None = None
-
-
-class Part(Declares):
-    """One idea of one paper, its client side and its server side in one class.
-
-    Subclasses are frozen dataclasses of hyper-parameters. State lives in ``client.state[name]`` and
-    ``server.state[name]``, payload travels as ``name/key``, so parts never collide. Every hook is
-    optional. One round calls, at the server, ``negotiate`` and ``send``; at each client ``probe``,
-    ``begin`` and ``phases``, per batch ``batch``, ``loss`` and ``edit_gradients``, then ``finish``
-    and ``encode``; at the server ``reject_reason``, ``decode``, ``merge``, the aggregator,
-    ``personal`` and ``refine``. Unless noted otherwise the parts are called in their order.
-    """
-
-    # both sides, once
-    def build(self, net: Net) -> None:
-        """Both sides, once, when the net is made: add modules in place (MOON's projector)."""
-
-    def scope(self, net: Net) -> Mapping[str, Scope]:
-        """Both sides, once: the entries that are not shared, as FedBN's BatchNorm is private.
-
-        If two parts disagree about an entry, the most private scope wins.
-        """
-        return {}
-
-    # client
-    def enrol(self, client: Client) -> Tree:
-        """Client, round 0: summaries of its data, sent once (FedDebias: means of inputs)."""
-        return {}
-
-    def probe(self, client: Client) -> Tree:
-        """Client, each training visit, before ``begin``: measure the received model.
-
-        Returns payload. The net and the generators are restored afterwards, so measuring changes
-        nothing. GroupDRO reports the training loss of the received model.
-        """
-        return {}
-
-    def begin(self, client: Client) -> None:
-        """Client, before the first batch of training: prepare state (SCAFFOLD: c_i starts at 0)."""
-
-    def phases(self, client: Client) -> Sequence[Phase]:
-        """Client, once per training visit: replace the default single phase of a single player.
-
-        FedRep trains the head, then the body. Empty keeps the default; at most one part of a method
-        may override it.
-        """
-        return ()
-
-    def extra_parameters(self, client: Client) -> Named:
-        """Client, once per phase and base player: tensors outside the net that it trains as well.
-
-        CSAC returns its projections, which live in the client's state.
-        """
-        return ()
-
-    def batch(self, client: Client, batch: Batch) -> Batch:
-        """Client, each batch, before any forward pass: augment or mix it (Mixup).
-
-        Each part gets the batch that the one before it returned. Use ``batch.replace``.
-        """
-        return batch
-
-    def loss(self, client: Client, step: Step) -> Tensor | None:
-        """Client, each step of a base player, after its forward pass: a term to add to the loss.
-
-        FedProx returns its proximal term. None adds nothing; each term is logged by part.
-        """
-        return None
-
-    def edit_gradients(self, client: Client, step: Step) -> None:
-        """Client, each step of a base player, between backward pass and optimiser step.
-
-        Change ``parameter.grad`` in place: SCAFFOLD adds c - c_i. Clipping comes after it.
-        """
-
-    def finish(self, client: Client) -> Tree:
-        """Client, after the last batch: write state, return payload (SCAFFOLD: change of c_i)."""
-        return {}
-
-    def encode(self, client: Client, update: Update) -> Update:
-        """Client, last: what leaves the site in place of the update.
-
-        Local differential privacy clips and adds noise here. Each part gets what the one before it
-        returned.
-        """
-        return update
-
-    def reply(self, client: Client) -> Tree:
-        """Client, when this part calls ``ask`` at the server: payload that answers it.
-
-        ``client.payload(self)`` is the question. State written here is not saved. Secure
-        aggregation replies with its public keys.
-        """
-        return {}
-
-    # server
-    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
-        """Server, round 0: read what every client's ``enrol`` returned.
-
-        FedDebias makes its first pseudo-data of them. ``server.roster`` is filled only afterwards.
-        """
-
-    def send(self, server: Server, client: str) -> Tree:
-        """Server, each round, once per participant: payload for that client (SCAFFOLD: c)."""
-        return {}
-
-    def negotiate(self, server: Server, cohort: Sequence[str], ask: Ask) -> Sequence[str]:
-        """Server, each round, before any training message: agree on something with the cohort.
-
-        Returns the clients that go on. Secure aggregation exchanges keys here, by ``ask``.
-        """
-        return cohort
-
-    def reject_reason(self, server: Server, update: Update) -> str:
-        """Server, on each reply to any task: why to reject it, as text; empty accepts it.
-
-        A rejected reply counts as lost. Central differential privacy rejects any payload.
-        """
-        return ""
-
-    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
-        """Server, before anything reads the updates: what the method sees in their place.
-
-        The inverse of ``encode``, so parts are called in reverse order. Secure aggregation returns
-        one update, the mean.
-        """
-        return updates
-
-    def require(self, server: Server) -> None:
-        """Server, before round 0, privacy parts only: raise if the guarantee cannot be given."""
-
-    def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Server, after each round, privacy parts only: the guarantee so far, as JSON.
-
-        ``visits`` counts training messages by client; local differential privacy computes epsilon
-        from the largest count.
-        """
-        return {}
-
-    def merge(self, server: Server, updates: Sequence[Update]) -> None:
-        """Server, each round, before aggregation: read all updates (SCAFFOLD: updates c).
-
-        Overriding it keeps every update in memory; otherwise they may be summed on arrival.
-        """
-
-    def personal(self, server: Server, updates: Sequence[Update]) -> Mapping[str, Tree]:
-        """Server, after aggregation: next personal entries by participant.
-
-        FDSE mixes those of similar clients. At most one part of a method may override it; by
-        default each client keeps its own.
-        """
-        return {}
-
-    def refine(self, server: Server) -> None:
-        """Server, last in a round: change the aggregated model, by replacing ``server.shared``.
-
-        FedKA fine-tunes it on unlabelled target inputs.
-        """
-
-    # scoring
-    def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
-        """When a model is scored: logits (B, K), or None for the net's own.
-
-        ``client`` is None if the scored model belongs to no client. Ditto predicts with the
-        personal model. At most one part of a method may override it.
-        """
-        return None
-
-    def adapt(self, net: Net, unlabelled: Samples) -> None:
-        """Before scoring at a new site: fit ``net`` in place to its inputs, without labels.
-
-        FedBN re-estimates BatchNorm statistics. Used by the protocol ``unseen-adapted``.
-        """
 
 
 @dataclass(frozen=True)
@@ -274,6 +57,11 @@ class Method:
     def overriding(self, hook: str) -> tuple[Part, ...]:
         """The parts that override ``hook``, in order."""
         return tuple(p for p in self.parts if getattr(type(p), hook) is not getattr(Part, hook))
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The parts that change what travels, in the order in which updates pass them."""
+        return tuple(p for p in self.parts if isinstance(p, Channel))
 
     # composition
     def plus(self, *parts: Part) -> Method:
@@ -327,8 +115,8 @@ class Method:
     @property
     def streams(self) -> bool:
         """Whether updates may be summed as they arrive: no part reads all of them at once."""
-        hooks = ("merge", "personal", "decode")
-        return all(getattr(type(p), h) is getattr(Part, h) for p in self.parts for h in hooks)
+        reading = self.overriding("merge") or self.overriding("personal")
+        return not reading and not any(channel.decodes_together for channel in self.channels)
 
     @property
     def declared(self) -> tuple[Declares, ...]:
@@ -351,15 +139,16 @@ class Method:
         return tree.merge(tree.prefixed(p.name, pick(p)) for p in self.parts)
 
     def encode(self, client: Client, update: Update) -> Update:
-        """The update as it leaves the site, after every part's ``encode``."""
-        for part in self.parts:
-            update = part.encode(client, update)
+        """The update as it leaves the site, after every channel's ``encode``."""
+        for channel in self.channels:
+            update = channel.encode(client, update)
         return update
 
     def reply(self, client: Client) -> Tree:
-        """Replies of those parts whose payload is in the client's inbox."""
+        """Replies of those channels whose payload is in the client's inbox."""
         asked = {key.partition("/")[0] for key in client.inbox}
-        return self.gather(lambda part: part.reply(client) if part.name in asked else {})
+        own = (c for c in self.channels if c.name in asked)
+        return tree.merge(tree.prefixed(c.name, c.reply(client)) for c in own)
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Phases of this visit: the providing part's, or the default one."""

@@ -17,8 +17,9 @@ from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
 from fedshift.base.registry import Entry, Registry
 from fedshift.base.settings import convert, parse_settings
 from fedshift.core.aggregate import Mean
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Net
+from fedshift.core.part import Part
 from fedshift.core.scenario import Scenario
 
 METHODS: Registry[Method] = Registry("method", "fedshift.methods", "fedshift.methods")

@@ -18,6 +18,7 @@ import torch
 from fedshift.base import seeds, tree
 from fedshift.base.errors import ConfigError
 from fedshift.base.tree import Tree
+from fedshift.core.channel import EntrySpec
 from fedshift.core.message import Broadcast, Lost, Task, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, batch_norm_buffers, by_scope
@@ -145,6 +146,8 @@ class Server:
         self.statistics = frozenset(batch_norm_buffers(self.net) & self.shared.keys())
         self.nbytes = tree.nbytes(self.initial)
         self._keys = by_scope(self.scopes)
+        # Entries that a reply to each task must contain: computed once, by ``engine.replies``.
+        self.expected: dict[tuple[str, Task], Mapping[str, EntrySpec]] = {}
 
     def generator(self, part: str) -> torch.Generator:
         """A torch generator of (seed, round, server, part), from its start at every call."""

@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedshift.base.errors import ConfigError, DataError, NotAllowedError
 from fedshift.core.aggregate import ByExamples, Mean, Uniform
 from fedshift.core.component import RESOURCES, Declares
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope
+from fedshift.core.part import Part
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Policy, Server
 from fedshift.data.federation import Federation
@@ -153,19 +154,39 @@ def check_protection(server: Server) -> None:
     The message names both. Each privacy part then checks its own conditions (``require``). A part
     that moves the weights into its payload must come last, since later ones would see no weights.
     """
-    privacy_parts = [part for part in server.method.parts if part.gives_privacy]
+    privacy_parts = [c for c in server.method.channels if c.gives_privacy]
     for privacy_part in privacy_parts:
         for reason in _conflicts(server, privacy_part):
             raise ConfigError(
                 f"{privacy_part.name} cannot be used here: {reason}; leave one of them out"
             )
         privacy_part.require(server)
+    _check_codecs(server.method)
     order = [part.weights_in_payload for part in privacy_parts]
     if order != sorted(order):
         last = next(part.name for part in privacy_parts if part.weights_in_payload)
         raise ConfigError(
             f"{last} moves the weights into its payload, which the parts after it need; put it last"
         )
+
+
+def _check_codecs(method: Method) -> None:
+    """One codec at most, after the privacy parts: it changes the numbers that they work on."""
+    codecs = [channel.name for channel in method.channels if not channel.gives_privacy]
+    if len(codecs) > 1:
+        raise ConfigError(f"{codecs[0]} and {codecs[1]} both encode the weights; leave one out")
+    for i, channel in enumerate(method.channels):
+        if channel.weights_in_payload and codecs:
+            raise ConfigError(
+                f"{channel.name} moves the weights into its payload, and {codecs[0]} encodes "
+                "weights; leave one of them out"
+            )
+        before = [c.name for c in method.channels[:i] if not c.gives_privacy]
+        if channel.gives_privacy and before:
+            raise ConfigError(
+                f"{channel.name} needs the weights as they are, and {before[0]} encodes them "
+                f"before; put {before[0]} after it"
+            )
 
 
 def require_secret(method: Method) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedshift.base import tree
 from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
-from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.core.channel import EntrySpec
+from fedshift.core.message import Broadcast, Lost, Task, Update
 from fedshift.core.net import Scope
 from fedshift.core.server import Observer, Policy, Server, Transport
 
@@ -212,35 +213,53 @@ def why_rejected(
     With ``examined``, our own worker has already checked that the model's entries are finite
     (``Worker._require_finite``), and only the payload's values are looked at.
     """
-    sections = ("payload",) if examined else update.SECTIONS
+    changed = update.task == "train" and bool(server.method.channels)  # after it was examined
+    sections = ("payload",) if examined and not changed else update.SECTIONS
     return (
         _wrong_task(asked, update)
         or _wrong_scalars(server, update)
         or _too_large(server, update)
-        or _wrong_entries(server, "shared", update.shared, uploaded(server, update.task))
-        or _wrong_entries(server, "personal", update.personal, own(server, update.task))
+        or _wrong_entries("shared", update.shared, expected(server, "shared", update.task))
+        or _wrong_entries("personal", update.personal, expected(server, "personal", update.task))
         or _wrong_payload(server, update)
         or _not_finite({k: v for s in sections for k, v in getattr(update, s).items()})
-        or next(
-            filter(None, (part.reject_reason(server, update) for part in server.method.parts)), ""
-        )
+        or next(filter(None, (c.reject_reason(server, update) for c in server.method.channels)), "")
     )
 
 
-def uploaded(server: Server, task: str) -> Set[str]:
-    """Names of the shared entries that a reply to ``task`` must contain, no more and no fewer."""
+def expected(server: Server, section: str, task: Task) -> Mapping[str, EntrySpec]:
+    """What a section of a reply to ``task`` must contain; the same in every round, so kept."""
+    key = section, task
+    if key not in server.expected:
+        server.expected[key] = (uploaded if section == "shared" else own)(server, task)
+    return server.expected[key]
+
+
+def uploaded(server: Server, task: str) -> Mapping[str, EntrySpec]:
+    """The shared entries that a reply to ``task`` must contain, no more and no fewer.
+
+    A reply to training has passed the channels of the method, which say what it looks like then.
+    """
     statistics = server.statistics
     if task == "statistics":
-        return statistics
-    if task != "train" or any(part.weights_in_payload for part in server.method.parts):
-        return set()
-    return server.shared.keys() - (statistics if server.scenario.bn == "recompute" else set())
+        return _specs(server, statistics)
+    if task != "train":
+        return {}
+    skipped = statistics if server.scenario.bn == "recompute" else set()
+    entries: Mapping[str, EntrySpec] = _specs(server, server.shared.keys() - skipped)
+    for channel in server.method.channels:
+        entries = channel.wire(server, entries)
+    return entries
 
 
-def own(server: Server, task: str) -> Set[str]:
-    """Names of the personal or private entries that a reply to ``task`` must contain."""
+def own(server: Server, task: str) -> Mapping[str, EntrySpec]:
+    """The personal or private entries that a reply to ``task`` must contain."""
     scope = {"train": Scope.PERSONAL, "donate": Scope.PRIVATE}.get(task)
-    return set() if scope is None else server.keys(scope)
+    return {} if scope is None else _specs(server, server.keys(scope))
+
+
+def _specs(server: Server, keys: Set[str]) -> dict[str, EntrySpec]:
+    return {key: EntrySpec.of(server.initial[key]) for key in keys}
 
 
 def _wrong_task(asked: Broadcast, update: Update) -> str:
@@ -276,18 +295,19 @@ def _too_large(server: Server, update: Update) -> str:
 
 
 def _wrong_entries(
-    server: Server, section: str, found: Mapping[str, Tensor], expected: Set[str]
+    section: str, found: Mapping[str, Tensor], wanted: Mapping[str, EntrySpec]
 ) -> str:
-    if found.keys() != expected:
-        missing, odd = sorted(expected - found.keys()), sorted(found.keys() - expected)
+    if found.keys() != wanted.keys():
+        missing = sorted(wanted.keys() - found.keys())
+        odd = sorted(found.keys() - wanted.keys())
         many = f"{len(missing)} missing and {len(odd)} unexpected {section} entries"
         return f"{many}, such as {(missing + odd)[0]}"
     for key, value in found.items():
-        model = server.initial[key]
-        if value.shape != model.shape:
-            return f"{key} has shape {tuple(value.shape)}, not {tuple(model.shape)}"
-        if value.dtype is not model.dtype:
-            return f"{key} is {value.dtype}, not {model.dtype}"
+        shape, dtype = wanted[key]
+        if value.shape != shape:
+            return f"{key} has shape {tuple(value.shape)}, not {shape}"
+        if value.dtype is not dtype:
+            return f"{key} is {value.dtype}, not {dtype}"
     return ""
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 
 from fedshift.base import seeds, tree
 from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 from fedshift.core.aggregate import WEIGHTINGS, weighted_mean
+from fedshift.core.channel import Channel
 from fedshift.core.message import Broadcast, Task, Update
-from fedshift.core.method import Method, Part
+from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope
+from fedshift.core.part import Part
 from fedshift.core.reply_stack import ReplyStack
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Observer, Server, Transport
@@ -142,7 +145,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     The order of a round:
 
     1. Clients that have not enrolled yet are asked again, then the round number is increased.
-    2. The cohort is drawn, and parts negotiate with it (key exchange and the like).
+    2. The cohort is drawn, and channels negotiate with it (key exchange and the like).
     3. Each client of the cohort gets the model and the parts' payloads, trains, and replies.
     4. Replies are aggregated, either while they arrive or when all are there (see below).
     5. With ``bn=recompute`` the participants estimate BatchNorm statistics of the new model.
@@ -151,8 +154,9 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     If only a weighted sum of the replies is needed (:func:`streams`), each reply is added to a
     running sum as it arrives and comes back without its tensors: memory does not grow with the
     cohort. Otherwise all replies are kept, copied from the transport's memory into a reply stack,
-    and pass through ``decode`` (last part first, undoing ``encode``), ``merge``, the aggregator and
-    ``personal``, in that order.
+    and pass through ``merge``, the aggregator and ``personal``, in that order. Channels are undone
+    first, the last one first: update by update as they arrive (``decode``) where possible, else
+    all together (``decode_all``).
     """
     # Before the round number increases: training reads only state that is older than its round,
     # and it has to find what enrolment saved.
@@ -168,13 +172,14 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
         if streams(server):
             updates = merge_arriving(server, replies, cohort)
         else:
-            updates = [*map(ReplyStack(len(cohort)).keep, replies)]  # copies borrowed tensors
+            alone, together = decoding(method)
+            arriving = (decoded(server, alone, reply) for reply in replies)
+            updates = [*map(ReplyStack(len(cohort)).keep, arriving)]  # copies borrowed tensors
             server.participants = len(updates)
             seen: Sequence[Update] = updates
-            for part in reversed(method.parts):
-                seen = part.decode(
-                    server, seen, partial(exchange_payloads, server, transport, observer, part)
-                )
+            for channel in together:
+                ask = partial(exchange_payloads, server, transport, observer, channel)
+                seen = channel.decode_all(server, seen, ask)
             for part in method.parts:
                 part.merge(server, seen)
             server.shared = method.aggregate(server, seen)
@@ -192,12 +197,29 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
 def negotiate(
     server: Server, transport: Transport, cohort: Sequence[str], observer: Observer
 ) -> list[str]:
-    """Let every part exchange messages with the cohort before training; returns who takes part."""
-    for part in server.method.parts:
-        cohort = part.negotiate(
-            server, cohort, partial(exchange_payloads, server, transport, observer, part)
-        )
+    """Let every channel exchange messages with the cohort; returns who takes part in training."""
+    for channel in server.method.channels:
+        ask = partial(exchange_payloads, server, transport, observer, channel)
+        cohort = channel.negotiate(server, cohort, ask)
     return list(cohort)
+
+
+def decoding(method: Method) -> tuple[list[Channel], list[Channel]]:
+    """Channels in the order in which they are undone: the last one first.
+
+    First those that take each update by itself, as it arrives; then, from the first one that needs
+    all updates on, those that take all of them.
+    """
+    order = list(reversed(method.channels))
+    alone = list(takewhile(lambda channel: not channel.decodes_together, order))
+    return alone, order[len(alone) :]
+
+
+def decoded(server: Server, channels: Sequence[Channel], update: Update) -> Update:
+    """An update as it was before ``channels``."""
+    for channel in channels:
+        update = channel.decode(server, update)
+    return update
 
 
 def streams(server: Server) -> bool:
@@ -225,10 +247,12 @@ def merge_arriving(server: Server, replies: Iterator[Update], cohort: list[str])
     expected = sorted((server.roster[c] for c in cohort), key=lambda u: (-u.examples, u.client))
     seen: list[Update] = []
 
+    channels, _ = decoding(server.method)
+
     def passing() -> Iterator[Update]:
         for update in replies:
             seen.append(update.scalars_only())
-            yield update
+            yield decoded(server, channels, update)
 
     server.shared = server.method.aggregate.stream(server, expected, passing())
     return seen

@@ -31,7 +31,7 @@ from fedshift.core.loop import (
     shuffled_rows,
 )
 from fedshift.core.message import Broadcast, Update
-from fedshift.core.method import Method, Named, Phase, Player, through_net, whole_net
+from fedshift.core.method import Method
 from fedshift.core.net import (
     Net,
     Scope,
@@ -41,6 +41,7 @@ from fedshift.core.net import (
     load,
 )
 from fedshift.core.objective import score
+from fedshift.core.part import Named, Phase, Player, through_net, whole_net
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import State, StateStore
 from fedshift.data.augment import PRESETS, apply
@@ -156,13 +157,12 @@ class Worker:
         )
 
     def _train(self, client: Client, message: Broadcast) -> Update:
-        """Train and reply: probe, begin, phases, finish, check, save the state, encode.
+        """Train and reply: probe, begin, phases, finish, check, encode, save the state.
 
         The order must hold. Parts probe the received model before anything changes it. The finite
         check comes before the state is saved, so a visit that diverged never replaces a good state.
-        The state is saved before the update is encoded: what a channel does to the update (noise,
-        masks, compression) never reaches the client's own copy, and state written in ``encode`` is
-        not kept.
+        The state is saved last, with what channels have written into it (the residual of a codec);
+        what they do to the update never reaches the client's own copy of the weights.
         """
         probed = self._probe(client)
         for part in self.method.parts:
@@ -174,7 +174,6 @@ class Worker:
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
         final = tree.contiguous(self.entries)  # a copy only of entries that are not contiguous
         self._require_finite(client, final)
-        self._remember(client, final)
         update = Update(
             message.client,
             message.task,
@@ -186,7 +185,9 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
-        return self.method.encode(client, update)
+        encoded = self.method.encode(client, update)
+        self._remember(client, final)
+        return encoded
 
     def _uploaded(self) -> frozenset[str]:
         """Shared entries, except BatchNorm statistics that are recomputed after aggregation."""

@@ -237,7 +237,7 @@ def _facts(server: Server, record: Record) -> Row:
 def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
     """What each privacy part guarantees after this round; also added to the ledger."""
     out: dict[str, Row] = {}
-    for part in server.method.parts:
+    for part in server.method.channels:
         if part.gives_privacy:
             out[part.name] = dict(part.privacy_spent(server, record.visits()))
             record.note_privacy(server.round, part.name, out[part.name])

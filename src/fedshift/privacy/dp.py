@@ -21,12 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift import Ask, Client, ConfigError, Net, Part, Scope, Server, Tree, Update, setting, tree
+from fedshift import (
+    Ask,
+    Channel,
+    Client,
+    ConfigError,
+    Net,
+    Scope,
+    Server,
+    Tree,
+    Update,
+    setting,
+    tree,
+)
 from fedshift.privacy.accountant import epsilon, require_library
 
 
 @dataclass(frozen=True)
-class GaussianNoise(Part, ABC):
+class GaussianNoise(Channel, ABC):
     """Base of both kinds: clipping and noise; subclasses say where the noise is added.
 
     Buffers (BatchNorm statistics and counters) are private entries, so no statistic of the data
@@ -88,11 +100,12 @@ class CentralDP(GaussianNoise):
         self._epsilon(server, 1)
 
     def reject_reason(self, server: Server, update: Update) -> str:
-        """Reject an update with any payload: the guarantee covers the weights only."""
-        loose = next(iter(update.payload), "")
+        """Reject payload other than a codec's: the guarantee covers the weights only."""
+        decoded = {channel.name for channel in server.method.channels}
+        loose = next((k for k in update.payload if k.partition("/")[0] not in decoded), "")
         return f"payload {loose!r} is not covered by {self.name}" if loose else ""
 
-    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+    def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: theta plus the noisy mean of the clipped steps."""
         theta = tree.pick(server.shared, server.parameters)
         total = tree.zeros_like(theta)

@@ -40,9 +40,9 @@ from torch import Tensor
 from fedshift import (
     Ask,
     ByExamples,
+    Channel,
     Client,
     ConfigError,
-    Part,
     RunError,
     Server,
     Tree,
@@ -57,7 +57,7 @@ from fedshift.privacy.shamir import join
 
 
 @dataclass(frozen=True)
-class SecureAggregation(Part):
+class SecureAggregation(Channel):
     """y_k = w_k theta_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj)  modulo 2^64.
 
     Three exchanges beside training: keys (two public keys each), shares (of b_k and of the mask
@@ -181,7 +181,7 @@ class SecureAggregation(Part):
             return wrong(told, dict.fromkeys(keys, (site.BOX, torch.uint8)))
         return wrong(told, dict.fromkeys(["encryption", "mask"], (masks.KEY, torch.uint8)))
 
-    def decode(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
+    def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: the weighted mean, from the sum of the masked vectors."""
         vectors = {u.client: masked_of(u, self.name) for u in updates}
         total = sum_of(vectors) - self.masks_left(server, vectors, ask)

@@ -62,6 +62,22 @@ def test_what_others_wrote_is_shown_as_text(found):
         assert "<i>" not in text
 
 
+def test_names_of_protocols_and_domains_are_shown_as_text(found):
+    run = found.results[0]
+    first = next(iter(run.summary["protocols"].values()))
+    made = {
+        choice: row | {"metrics": row["metrics"] | {"domains": {"<u>d": 1.0}}}
+        for choice, row in first.items()
+    }
+    summary = run.summary | {"protocols": run.summary["protocols"] | {"<i>p": made}}
+    odd = RunResult(run.config, run.history, summary, None)
+    for text in (odd._repr_html_(), Comparison([odd])._repr_html_()):
+        assert "<i>" not in text
+        assert "<u>" not in text
+    assert "&lt;i&gt;p" in odd._repr_html_()
+    assert "&lt;u&gt;d" in odd._repr_html_()
+
+
 def test_the_frame_of_a_run_is_its_history(found):
     pytest.importorskip("pandas")
     run = found.results[0]

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.core.analysis import analysis
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -70,9 +71,9 @@ def detail(result: RunResult) -> RenderableType:
     known = [p for p in scenario.protocols if p in facts["protocols"]]
     missing = ", ".join(p for p in scenario.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
-    if effect := facts.get("group-effect"):
-        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())
-        lines.append(f"target accuracy and group effect, last evaluation: {values}")
+    for name in scenario.analyses:
+        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in facts[name].items())
+        lines.append(f"{analysis(name).title}, last evaluation: {values}")
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
     for part, promise in facts.get("privacy", {}).items():
         lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))

@@ -112,14 +112,15 @@ class CrossLayerCalibration(Part):
         if self.aligns:
             adopted(net.shapes(), self.layers)
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: Client) -> Named:
         """Make the stored projections trainable, or draw new ones, once there is an L^h."""
         kept = client.state[self.name]
         if not (self.aligns and kept):
-            return
+            return ()
         own = tree.under("projection", kept) or self._drawn(client)
-        leaves = {k: nn.Parameter(v.clone()) for k, v in own.items()}
-        client.state[self.name] = kept | tree.prefixed("projection", leaves)
+        leaves = {f"projection/{k}": nn.Parameter(v.clone()) for k, v in own.items()}
+        client.state[self.name] = {**kept, **leaves}
+        return leaves.items()
 
     def _drawn(self, client: Client) -> Tree:
         """Random projections of each model, or one set for both."""
@@ -130,11 +131,6 @@ class CrossLayerCalibration(Part):
             tree.prefixed(side, new_projections(shapes, channels, client.generator(self.name)))
             for side in (("both",) if self.projection == "common" else ("fused", "local"))
         )
-
-    def extra_parameters(self, client: Client) -> Named:
-        """The projections."""
-        kept = client.state[self.name].items()
-        return ((k, p) for k, p in kept if isinstance(p, nn.Parameter))
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """The term lam * L_AL of Eq. 11; none for a single sample, which has no distribution."""

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.base import seeds
-from fedshift.core.part import Scoring
 from fedshift.base import seeds, tree
 from fedshift.base.errors import DataError
 from fedshift.core.net import load
+from fedshift.core.part import Scoring
 from fedshift.data.samples import Samples
 from fedshift.methods.fdse.layers import decomposed
 from fedshift.methods.fdse.method import StatisticsConsistency
@@ -85,7 +84,9 @@ def test_the_erasers_descend_on_the_consistency():
     for rate in (0.0, 3.0):
         load(net, kept)
         with seeds.fork("adapt"):
-            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(net, target(session), NOTHING)
+            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(
+                net, target(session), NOTHING
+            )
         found.append(consistency_on(net, target(session), wanted))
     assert found[1] < 0.8 * found[0]
 

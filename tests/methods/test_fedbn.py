@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedshift.base import seeds
-from fedshift.core.part import Scoring
 from fedshift.core.net import Net, Scope, load
+from fedshift.core.part import Scoring
 from fedshift.core.registry import build, register_backbone
 from fedshift.methods.fedbn import PrivateBatchNorm
 from fedshift.testing import play, start

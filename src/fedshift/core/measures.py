@@ -49,6 +49,15 @@ def auroc(positive: Tensor, scores: Tensor) -> float | None:
     return float((above / (n_pos[known] * n_neg[known])).mean())
 
 
+def log_odds(log_p: Tensor) -> Tensor:
+    """log(p / (1 - p)) from log-probabilities, in single precision.
+
+    It orders as p does and keeps values near 1 apart. Rounding makes probabilities equal that
+    differ only in the order of their sums, so that ties are ties.
+    """
+    return (log_p - (-log_p.expm1()).log()).float()
+
+
 def mean_ranks(values: Tensor) -> Tensor:
     """Ranks (n,) from 1 in double precision; equal values share the mean of their ranks.
 

@@ -91,14 +91,15 @@ class Classification(Objective):
         """Accuracy, recall, F1 and AUROC over classes, calibration of the predicted class."""
         right = out.argmax(1) == y
         counts = measures.confusion(y, out.argmax(1), out.shape[1])
-        p = wide(out).softmax(1)  # (n, K)
-        area = measures.auroc(y[:, None] == torch.arange(out.shape[1], device=y.device), p)
+        log_p = wide(out).log_softmax(1)  # (n, K)
+        truth = y[:, None] == torch.arange(out.shape[1], device=y.device)
+        area = measures.auroc(truth, measures.log_odds(log_p))
         return {
             "accuracy": 100.0 * float(right.sum()) / len(y),
             "balanced_accuracy": 100.0 * measures.balanced_accuracy(counts),
             "macro_f1": 100.0 * measures.macro_f1(counts),
             "auroc": None if area is None else 100.0 * area,
-            "ece": 100.0 * measures.calibration_error(p.amax(1), right),
+            "ece": 100.0 * measures.calibration_error(log_p.amax(1).exp(), right),
         }
 
     def counted(self, out: Tensor, y: Tensor) -> dict[str, float]:
@@ -150,7 +151,7 @@ class MultiLabel(Objective):
             "accuracy": float(right.double().mean()),
             "balanced_accuracy": mean(recalls),
             "macro_f1": mean(f1),
-            "auroc": measures.auroc(truth, p),
+            "auroc": measures.auroc(truth, out),
             "ece": measures.calibration_error(torch.maximum(p, 1 - p).flatten(), right.flatten()),
         }
         return {name: None if v is None else 100.0 * v for name, v in shares.items()}

@@ -81,6 +81,7 @@ class LocalTraining:
         statistics from being updated more than once per batch (``one_forward``).
         """
         turns = [self._turn(client, player, extra) for player in phase.players]
+        turns = [turn for turn in turns if turn.moved]  # all of a player's entries may be fixed
         keep = self.scenario.optimiser_state == "keep"
         for turn in turns if keep else ():
             restore_optimiser(turn, client.state["optimiser"])
@@ -88,7 +89,8 @@ class LocalTraining:
         first = phase.players[0]
         once &= len(turns) == 1 and first.forward is through_net and first.objective is None
         client._objective = partial(self._total_loss, client, through_net, "model")  # noqa: SLF001
-        descend(self.net, self._batches(client, phase), turns, log, one_forward=once)
+        if turns:
+            descend(self.net, self._batches(client, phase), turns, log, one_forward=once)
         client._objective = None  # noqa: SLF001
         client.steps += self._steps(client, turns)
         for turn in turns if keep else ():

@@ -170,8 +170,8 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
-        for entries in update.sections():
-            self._refuse_inputs(entries, client, "its update")
+        self._refuse_inputs(final, client, "its net")
+        self._refuse_inputs(update.payload, client, "its payload")
         encoded = self.method.encode(client, update)
         self._remember(client, final)
         return encoded

@@ -216,7 +216,8 @@ def play(session: Session) -> RunResult:
     listener.started(config, len(server.roster), server.round + 1)
     while server.round < config.scenario.rounds:
         listener.round_done(session.advance())
-    summary = summarise(config, record.metrics, **_facts(server, record))
+    facts = _facts(server, record) | {"classes": list(session.federation.classes)}
+    summary = summarise(config, record.metrics, **facts)
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)

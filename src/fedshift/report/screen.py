@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedshift.core.analysis import analysis
+from fedshift.report.further import by_domain
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -80,7 +81,8 @@ def detail(result: RunResult) -> RenderableType:
     for client, rows in facts.get("lost", {}).items():
         lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
     dim = Text(joined(facts["confounders"]), style="dim")
-    return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
+    tables = [t for p in known for t in (_protocol(result, p), _further(result, p)) if t]
+    return Group(head, *tables, *map(Text, lines), dim)
 
 
 def _protocol(result: RunResult, protocol: str) -> Table:
@@ -94,6 +96,17 @@ def _protocol(result: RunResult, protocol: str) -> Table:
             name = choice_name(choice, outcome.rule)
             table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
     return table
+
+
+def _further(result: RunResult, protocol: str) -> Table | None:
+    """Every other measure of the selected round, by domain; None for runs without any."""
+    names = domains_of([result], protocol)
+    lines = by_domain(result, protocol, names)
+    mean = ["AVG"] if len(names) > 1 else []
+    table = _table(f"{protocol}, selected round", ["measure", *names, *mean])
+    for line in lines:
+        table.add_row(*line)
+    return table if lines else None
 
 
 def _traffic(result: RunResult) -> str:

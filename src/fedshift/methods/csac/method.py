@@ -64,6 +64,8 @@ class SemanticAcquisition(Part):
     FedAvg does not get these extra steps; ``acquisition=1`` compares at an equal budget.
     """
 
+    objectives = frozenset({"classification"})
+
     smoothing: float = setting(0.1, "label smoothing alpha of Eq. 2", low=0.0, high=1.0)
     acquisition: float = setting(9.0, "length of round 1, in local budgets", low=0.0)
     needs_full_participation = True  # a later client would calibrate before it has acquired

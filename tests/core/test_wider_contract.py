@@ -3,11 +3,12 @@ the whole objective again, unlabelled samples, resources and analyses of a plug-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from fedshift import testing
@@ -15,6 +16,7 @@ from fedshift.base.errors import ClashError, ConfigError, NotAllowedError
 from fedshift.core.config import configure
 from fedshift.core.method import Method
 from fedshift.core.net import Scope, batch_norm_keys, head_keys
+from fedshift.core.objective import CLASSIFICATION, balanced_weights
 from fedshift.core.part import Part
 from fedshift.core.registry import build
 from fedshift.data.registry import register_dataset
@@ -441,3 +443,43 @@ def test_tensors_that_begin_returns_are_trained(replies):
     session = play(start(Method((Scaled(),))), 1)
     for update in replies(session, 1).values():
         assert float(update.payload["scaled/scale"]) != 1.0
+
+
+# balanced classes
+def test_weights_of_classes_are_those_of_scikit_learn():
+    y = np.array([0] * 6 + [1] * 3 + [3])
+    expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=y)
+    found = balanced_weights(torch.tensor(y), 5)
+    np.testing.assert_allclose(found[[0, 1, 3]], expected, rtol=1e-6)
+    assert found[[2, 4]].tolist() == [0.0, 0.0]
+
+
+def test_a_weighted_loss_by_hand():
+    logits, y = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.5, 0.0]]), torch.tensor([0, 1, 0])
+    weight = balanced_weights(y, 2)  # 3/4 and 3/2
+    each = torch.nn.functional.cross_entropy(logits, y, reduction="none").numpy()
+    expected = (np.array([0.75, 1.5, 0.75]) * each).sum() / 3.0
+    assert float(CLASSIFICATION.loss(logits, y, weight=weight)) == pytest.approx(expected)
+
+
+def test_balanced_sampling_draws_every_class_equally_often(open_client):
+    session = start("fedavg", class_balance="sampling")
+    client = open_client(session, "dark-0")
+    train = client.site.data.train
+    skewed = torch.cat([train.rows[train.labels == 0]] * 9 + [train.rows[train.labels == 1]])
+    data = replace(client.site.data, train=replace(train, rows=skewed))
+    client.site = replace(client.site, data=data)
+    drawn = worker(session).training._balanced(client)(4000)
+    shares = torch.bincount(data.train.labels[drawn], minlength=4) / 4000
+    assert float(shares[0]) == pytest.approx(0.5, abs=5 * (0.25 / 4000) ** 0.5)
+    assert shares[2:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampling"])
+def test_balance_is_a_choice_of_the_scenario_and_changes_training(balance):
+    plain, balanced = play(start("fedavg"), 1), play(start("fedavg", class_balance=balance), 1)
+    left, right = plain.server.shared, balanced.server.shared
+    assert any(not torch.equal(left[k], right[k]) for k in left)
+    assert balance in balanced.server.scenario.confounders()["class balance"]
+    with pytest.raises(ConfigError, match="class_balance needs classes"):
+        tiny_scenario(**of_kind("regression", class_balance=balance))

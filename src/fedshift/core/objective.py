@@ -83,9 +83,11 @@ class Classification(Objective):
     shares = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
     numbers = ("nll",)
 
-    def loss(self, out: Tensor, y: Tensor, *, reduction: str = "mean") -> Tensor:
-        """Cross-entropy."""
-        return F.cross_entropy(out, y, reduction=reduction)
+    def loss(
+        self, out: Tensor, y: Tensor, *, reduction: str = "mean", weight: Tensor | None = None
+    ) -> Tensor:
+        """Cross-entropy; ``weight`` (K,) of the classes is normalised over the batch."""
+        return F.cross_entropy(out, y, weight, reduction=reduction)
 
     def measured(self, out: Tensor, y: Tensor) -> dict[str, float | None]:
         """Accuracy, recall, F1 and AUROC over classes, calibration of the predicted class."""
@@ -201,6 +203,12 @@ class Regression(Objective):
         if outputs != 1:
             return f"{outputs} outputs of the net; a number per sample needs 1"
         return "" if bool(y.isfinite().all()) else "targets that are not finite"
+
+
+def balanced_weights(y: Tensor, classes: int) -> Tensor:
+    """N / (K n_c) of each of the K classes that occur, 0 of the others, for labels (n,)."""
+    counts = torch.bincount(y, minlength=classes).float()
+    return torch.where(counts > 0, len(y) / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

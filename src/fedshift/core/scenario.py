@@ -53,7 +53,9 @@ class Scenario(Frozen):
     all, so that there is no score (``refuse``), the initial ones, the mean of the clients' (which
     upload them for it), or the net without the necks they belong to (``none``). ``labelled`` hides
     the labels of all but this share of each client's training samples; the others become its
-    unlabelled ones.
+    unlabelled ones. ``class_balance`` lets the classes of a client count the same in its training:
+    by ``weights`` n / (K n_c) in the loss, as scikit-learn has them, or by ``sampling``, which
+    draws the rows of an epoch with replacement, every class equally often on average.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Scenario(Frozen):
     public: str | None = None  # data set for every client and the server, if public_set is allowed
     objective: Literal["classification", "multi-label", "regression"] = "classification"
     target: tuple[float, Annotated[float, Field(gt=0)]] = (0.0, 1.0)  # regression: shift, scale
+    class_balance: Literal["none", "weights", "sampling"] = "none"  # at each client, in training
     labelled: Annotated[float, Field(gt=0, lt=1)] | None = None  # training samples with labels
     split: Split = Given()
     unseen_split: Split | None = None  # None: as for the other domains
@@ -139,6 +142,8 @@ class Scenario(Frozen):
                 raise ValueError(f"{name} {problem}")
         if self.target != (0.0, 1.0) and self.objective != "regression":
             raise ValueError(f"target is for regression; the objective is {self.objective}")
+        if self.class_balance != "none" and self.objective != "classification":
+            raise ValueError(f"class_balance needs classes; the objective is {self.objective}")
         return self
 
     @field_validator("augment")
@@ -231,6 +236,8 @@ class Scenario(Frozen):
         unusual: dict[str, str] = {}
         if self.objective != "classification":
             unusual["objective"] = self.objective
+        if self.class_balance != "none":
+            unusual["class balance"] = f"{self.class_balance} at each client"
         if self.labelled is not None:
             unusual["labels"] = f"of {self.labelled:.0%} of the training samples"
         work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"

@@ -29,6 +29,7 @@ from fedshift.core.loop import (
 )
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Output
+from fedshift.core.objective import CLASSIFICATION, balanced_weights
 from fedshift.core.part import Phase, Player, through_net, whole_net
 from fedshift.core.scenario import Scenario
 from fedshift.data.augment import PRESETS, apply
@@ -143,13 +144,21 @@ class LocalTraining:
     def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
         """The task loss and every part's loss term, each under its name."""
         own = [part.task_loss(client, step) for part in self.acting["task_loss"]]
-        task = own[0] if own and own[0] is not None else client.task.loss(step.out.logits, step.y)
-        terms = {"task": task}
+        task = own[0] if own else None
+        terms = {"task": self._task_loss(client, step) if task is None else task}
         for part in self.acting["loss"]:
             term = part.loss(client, step)
             if term is not None:
                 terms[part.name] = term
         return terms
+
+    def _task_loss(self, client: Client, step: Step) -> Tensor:
+        """The objective's loss, with the classes of the client weighted if the scenario says so."""
+        if self.scenario.class_balance != "weights":
+            return client.task.loss(step.out.logits, step.y)
+        labels = client.site.data.train.labels
+        weight = balanced_weights(labels, client.classes)  # a count of labels, small beside a step
+        return CLASSIFICATION.loss(step.out.logits, step.y, weight=weight)
 
     def _batches(self, client: Client, phase: Phase) -> Iterator[Batch]:
         """Yield the phase's batches: shuffled, augmented, and changed by every part's ``batch``.
@@ -172,8 +181,10 @@ class LocalTraining:
             epochs=epochs,
             steps=steps,
         )
+        drawn = self._balanced(client) if self.scenario.class_balance == "sampling" else None
         for positions in rows:
-            x, y = train.take(positions, change)
+            chosen = positions if drawn is None else drawn(len(positions))
+            x, y = train.take(chosen, change)
             batch = Batch(x, y, client.batches)
             for part in self.acting["batch"]:
                 batch = part.batch(client, batch)
@@ -181,3 +192,11 @@ class LocalTraining:
             if changing:
                 self.guard.record(batch.x)
             yield batch
+
+    @staticmethod
+    def _balanced(client: Client) -> Callable[[int], Tensor]:
+        """Draws rows with replacement, each class of the client equally often on average."""
+        labels = client.site.data.train.labels
+        chances = balanced_weights(labels, client.classes)[labels]
+        generator = client.generator("class-balance")
+        return lambda n: torch.multinomial(chances, n, replacement=True, generator=generator)

@@ -36,7 +36,7 @@ def scenario() -> fs.Scenario:
     """Two clients, one per hospital; the net predicts (y - 10) / 4."""
     data = {"name": "example-plane", "data": "example-plane", "domains": ("north", "south")}
     task = {"objective": "regression", "target": (10.0, 4.0), "backbone": "example-linear"}
-    return fs.Scenario(**data, **task)
+    return fs.Scenario(**data, **task, epochs=5)
 
 
 @dataclass(frozen=True)

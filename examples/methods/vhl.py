@@ -26,7 +26,10 @@ def contrast(z: Tensor, y: Tensor, public: Tensor, labels: Tensor, tau: float) -
 
 @dataclass(frozen=True)
 class ExamplePublicAlignment(fs.Part):
-    """alpha CE(public batch) + lam contrast(real features, detached public features)."""
+    """alpha CE(public batch) + lam contrast(real features, detached public features).
+
+    The public labels are classes of the task; the authors' code can give them outputs of their own.
+    """
 
     alpha: float = fs.setting(1.0, "weight of the public samples' cross-entropy", low=0.0)
     lam: float = fs.setting(1.0, "weight of the contrast", low=0.0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedshift as fs
 
-SLOPES, OFFSET = torch.tensor([3.0, -2.0, 0.5, 0.0]), 10.0  # y = <SLOPES, x> + OFFSET
+SLOPES, OFFSET = torch.tensor([3.0, -2.0, 0.5, 0.0]), 12.0  # y = <SLOPES, x> + OFFSET
 
 
 @fs.register_dataset("example-plane")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedshift import Batch, Output, Step
 from fedshift.base.registry import import_file
 from fedshift.core.objective import CLASSIFICATION
 from fedshift.core.registry import build
@@ -43,6 +44,18 @@ def stub():
             "generator": lambda name: generator,
         }
         return SimpleNamespace(**(common | given))
+
+    return make
+
+
+@pytest.fixture
+def step_of():
+    """A step with given logits, features and targets; the inputs do not matter."""
+
+    def make(logits, y, features=None):
+        z = torch.zeros(len(y), 3) if features is None else torch.as_tensor(features)
+        batch = Batch(torch.zeros(len(y), 2), torch.as_tensor(y))
+        return Step(batch, Output(torch.as_tensor(logits), z), "model")
 
     return make
 

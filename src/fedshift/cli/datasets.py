@@ -14,9 +14,10 @@ from fedshift.base.settings import parse_settings
 from fedshift.cli.catalogue import print_catalogue
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
 from fedshift.data.library import inspection
-from fedshift.data.library.datasets import add, card_of, own_cards, variant_of
+from fedshift.data.library.datasets import add, card_of, own_cards, remove, variant_of
 from fedshift.data.library.prepare import Report, prepare, prepared, store_of
 from fedshift.data.sources.discover import is_found
+from fedshift.data.sources.limits import Limits
 
 SHOWN = 20  # lines of a report on the screen
 
@@ -48,12 +49,17 @@ def _row(card: DatasetCard) -> dict[str, Any]:
 
 
 def prepare_named(
-    name: str, source: str | None, size: int | None, settings: list[str] | None
+    name: str,
+    source: str | None,
+    size: int | None,
+    settings: list[str] | None,
+    *,
+    limits: tuple[float, float],
 ) -> None:
     """Prepare a dataset, and say what was left out."""
     card = card_of(name)
     variant = _variant(card, size, settings)
-    _tell(card, variant, prepare(card, variant, source=source))
+    _tell(card, variant, prepare(card, variant, source=source, limits=Limits(*limits)))
 
 
 def _variant(card: DatasetCard, size: int | None, settings: list[str] | None) -> Variant:
@@ -61,10 +67,25 @@ def _variant(card: DatasetCard, size: int | None, settings: list[str] | None) ->
     return variant_of(card, options | ({} if size is None else {"size": size}))
 
 
-def add_own(name: str, path: Path, size: int | None, *, columns: tuple[str, str]) -> None:
+def add_own(
+    name: str,
+    path: Path,
+    size: int | None,
+    *,
+    columns: tuple[str, str],
+    images: Path | None,
+    limits: tuple[float, float],
+) -> None:
     """Make a dataset of one's own, and say what was left out."""
-    card, report = add(name, path, size=size, columns=columns)
+    allowed = Limits(*limits)
+    card, report = add(name, path, size=size, columns=columns, images=images, limits=allowed)
     _tell(card, Variant(size), report)
+
+
+def remove_named(name: str, size: int | None) -> None:
+    """Delete what is prepared of a dataset, and its card if it is one's own."""
+    for path in remove(name, size):
+        typer.echo(f"removed: {path}")
 
 
 def _tell(card: DatasetCard, variant: Variant, report: Report) -> None:

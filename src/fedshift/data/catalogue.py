@@ -49,6 +49,7 @@ class DatasetCard:
     angles: tuple[int, ...] = ()
     origin: str = ""  # path that your own data were added from
     columns: tuple[str, str] = ("label", "domain")  # of a csv or parquet file
+    images: str = ""  # folder that the paths in a csv start from; empty: the csv's own
 
     @property
     def needed(self) -> tuple[str, ...]:

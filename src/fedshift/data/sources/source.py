@@ -24,11 +24,12 @@ TEST_SHARE = 0.2  # where the source marks no test rows
 
 @dataclass(frozen=True)
 class Read:
-    """One domain as it was read, where its rows come from, and what was left out and why."""
+    """One domain as it was read, where its rows come from, what was left out and why, remarks."""
 
     domain: Domain
     ids: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Source(Protocol):

@@ -15,6 +15,7 @@ from fedshift.cli.catalogue import print_catalogue
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
 from fedshift.data.library import inspection
 from fedshift.data.library.datasets import add, card_of, own_cards, remove, variant_of
+from fedshift.data.library.near import NearDuplicates
 from fedshift.data.library.prepare import Report, prepare, prepared, store_of
 from fedshift.data.sources.discover import is_found
 from fedshift.data.sources.limits import Limits
@@ -132,11 +133,21 @@ def _folder(card: DatasetCard, variant: Variant) -> Path:
     )
 
 
+def _near(near: NearDuplicates) -> None:
+    for where, count in near.counts.items():
+        typer.echo(f"near-duplicates: {count} {where}")
+    for one, other in near.pairs:
+        typer.echo(f"near-duplicate: {one} and {other}")
+    if near.skipped:
+        typer.echo(f"near-duplicates: {near.skipped} images look too much alike to be compared")
+
+
 def _lines(found: inspection.Inspection) -> None:
     for where, count in found.duplicates.items():
         typer.echo(f"duplicates: {count} {where}")
     if not found.duplicates:
         typer.echo("duplicates: none")
+    _near(found.near)
     for line in found.report["left_out"]:
         typer.echo(f"left out: {line}")
     for line in found.report["notes"]:

@@ -65,9 +65,9 @@ def test_copies_across_sites_are_counted_and_leaks_between_them_named():
 
 
 def test_unlike_pictures_pictures_of_one_colour_and_vectors_are_no_copies():
-    x = pictures(300)
-    x[10], x[250] = 7, 7  # equal, but there is nothing to be recognised in them
-    assert look(d=domain(x, [0] * 150 + [2] * 150)).counts == {}
+    x = pictures(80)
+    x[10], x[70] = 7, 7  # equal, but there is nothing to be recognised in them
+    assert look(d=domain(x, [0] * 40 + [2] * 40)).counts == {}
     assert look(d=domain(np.zeros((4, 3), np.float32), [0, 0, 2, 2])).counts == {}
 
 

@@ -195,7 +195,7 @@ def flat(image: Image.Image) -> Image.Image:
     if image.mode == "RGBA" and image.getchannel("A").getextrema() != (255, 255):
         page = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(page, image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def to_size(image: Image.Image, size: int | None) -> Image.Image:

@@ -14,7 +14,8 @@ from fedshift.data.catalogue import CATALOGUE, Variant
 from fedshift.data.sources.arrays import mat_source, npz_source
 from fedshift.data.sources.discover import find, is_found, source_folders
 from fedshift.data.sources.hub import load_hub
-from fedshift.data.sources.images import decode, resize_all, rotate_all, tree_source
+from fedshift.data.sources.images import resize_all, rotate_all, tree_source
+from fedshift.data.sources.pixels import decode
 from fedshift.data.sources.source import draw_test
 from fedshift.data.sources.vectors import npz_sources, table_sources, text_sources
 
@@ -67,7 +68,7 @@ def test_bad_files_of_a_tree_are_named_and_the_others_read(tmp_path):
     assert "short.jpg: cannot be decoded" in text
     assert "link.png: cannot be decoded" in text
     assert "text.png: is not an image; replace or delete the file" in text
-    assert "notes.txt: is not an image; expected .jpg, .jpeg, .png; remove it" in text
+    assert "notes.txt: is not an image; expected .jpg, .jpeg, .png, .tif, " in text
     assert "loose.jpg: lies outside a class folder; move it into one" in text
     assert "empty: has no images; fill it or remove it" in text
 

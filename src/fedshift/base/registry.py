@@ -80,6 +80,10 @@ class Registry(Generic[T]):
 
         return keep
 
+    def forget(self, name: str) -> None:
+        """Remove an entry, such as a dataset that its owner has deleted."""
+        self._entries.pop(name, None)
+
     def entries(self) -> dict[str, Entry[T]]:
         """All entries sorted by name, after the search that the class describes."""
         found = (os.environ.get("FEDSHIFT_PLUGINS", ""), len(sys.path))

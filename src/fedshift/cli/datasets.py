@@ -14,9 +14,11 @@ from fedshift.base.settings import parse_settings
 from fedshift.cli.catalogue import print_catalogue
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
 from fedshift.data.library import inspection
-from fedshift.data.library.datasets import add, card_of, own_cards, variant_of
+from fedshift.data.library.datasets import add, card_of, own_cards, remove, variant_of
+from fedshift.data.library.near import NearDuplicates
 from fedshift.data.library.prepare import Report, prepare, prepared, store_of
 from fedshift.data.sources.discover import is_found
+from fedshift.data.sources.limits import Limits
 
 SHOWN = 20  # lines of a report on the screen
 
@@ -48,12 +50,17 @@ def _row(card: DatasetCard) -> dict[str, Any]:
 
 
 def prepare_named(
-    name: str, source: str | None, size: int | None, settings: list[str] | None
+    name: str,
+    source: str | None,
+    size: int | None,
+    settings: list[str] | None,
+    *,
+    limits: tuple[float, float],
 ) -> None:
     """Prepare a dataset, and say what was left out."""
     card = card_of(name)
     variant = _variant(card, size, settings)
-    _tell(card, variant, prepare(card, variant, source=source))
+    _tell(card, variant, prepare(card, variant, source=source, limits=Limits(*limits)))
 
 
 def _variant(card: DatasetCard, size: int | None, settings: list[str] | None) -> Variant:
@@ -61,10 +68,25 @@ def _variant(card: DatasetCard, size: int | None, settings: list[str] | None) ->
     return variant_of(card, options | ({} if size is None else {"size": size}))
 
 
-def add_own(name: str, path: Path, size: int | None, *, columns: tuple[str, str]) -> None:
+def add_own(
+    name: str,
+    path: Path,
+    size: int | None,
+    *,
+    columns: tuple[str, str],
+    images: Path | None,
+    limits: tuple[float, float],
+) -> None:
     """Make a dataset of one's own, and say what was left out."""
-    card, report = add(name, path, size=size, columns=columns)
+    allowed = Limits(*limits)
+    card, report = add(name, path, size=size, columns=columns, images=images, limits=allowed)
     _tell(card, Variant(size), report)
+
+
+def remove_named(name: str, size: int | None) -> None:
+    """Delete what is prepared of a dataset, and its card if it is one's own."""
+    for path in remove(name, size):
+        typer.echo(f"removed: {path}")
 
 
 def _tell(card: DatasetCard, variant: Variant, report: Report) -> None:
@@ -111,11 +133,21 @@ def _folder(card: DatasetCard, variant: Variant) -> Path:
     )
 
 
+def _near(near: NearDuplicates) -> None:
+    for where, count in near.counts.items():
+        typer.echo(f"near-duplicates: {count} {where}")
+    for one, other in near.pairs:
+        typer.echo(f"near-duplicate: {one} and {other}")
+    if near.skipped:
+        typer.echo(f"near-duplicates: {near.skipped} images look too much alike to be compared")
+
+
 def _lines(found: inspection.Inspection) -> None:
     for where, count in found.duplicates.items():
         typer.echo(f"duplicates: {count} {where}")
     if not found.duplicates:
         typer.echo("duplicates: none")
+    _near(found.near)
     for line in found.report["left_out"]:
         typer.echo(f"left out: {line}")
     for line in found.report["notes"]:

@@ -49,6 +49,7 @@ class DatasetCard:
     angles: tuple[int, ...] = ()
     origin: str = ""  # path that your own data were added from
     columns: tuple[str, str] = ("label", "domain")  # of a csv or parquet file
+    images: str = ""  # folder that the paths in a csv start from; empty: the csv's own
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -232,5 +233,15 @@ _TABLE = (
          hub=(Hub("flwrlabs/femnist", label="character", domain="writer_id"),)),
     _card("fed-isic2019", "skin lesions by hospital", (), 8, licence="CC BY-NC 4.0",
          hub=(Hub("flwrlabs/fed-isic2019", domain="center"),)),
+    _card("camelyon17", "tumour in lymph nodes by hospital (WILDS)", (), 2, form="96x96 RGB",
+         licence="CC0", where="folder of WILDS with metadata.csv", folders=("camelyon17_v1.0",)),
+    _card("iwildcam", "animals by camera trap (WILDS)", (), 182, licence="CDLA-Permissive-1.0",
+         where="folder of WILDS with metadata.csv", folders=("iwildcam_v2.0",)),
+    _card("civilcomments", "toxic comments by the identity they mention (WILDS)", (), 2,
+         form="vectors", licence="CC0", where="folder of WILDS with all_data_with_identities.csv",
+         folders=("civilcomments_v1.0",)),
+    _card("amazon-wilds", "stars of reviews by reviewer (WILDS)", (), 5, form="vectors",
+         where="folder of WILDS with reviews.csv and splits/user.csv",
+         folders=("amazon_v2.1", "amazon_v2.0")),
 )  # fmt: skip
 CATALOGUE: Mapping[str, DatasetCard] = {card.name: card for card in _TABLE}

@@ -21,7 +21,8 @@ from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import apply_split
 from fedshift.data.federation import Federation, Site, Splits, hide_labels, whole
 from fedshift.data.samples import Domain, Pixels, Samples
-from fedshift.data.sources.images import SUFFIXES, Item, decode_all, tree_source
+from fedshift.data.sources.images import Item, decode_all, tree_source
+from fedshift.data.sources.pixels import SUFFIXES
 from fedshift.data.store import read_domain, write_domain
 from fedshift.deploy.folders import SitePaths, SiteSettings, read_site
 from fedshift.engine.federation import federate

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
@@ -21,12 +22,14 @@ from fedshift.base.files import home, write_json
 from fedshift.base.logs import warn_once
 from fedshift.base.settings import convert
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
-from fedshift.data.library.prepare import Report, load, prepare, read_about, store_of
+from fedshift.data.library.prepare import Report, load, prepare, prepared, read_about, store_of
 from fedshift.data.registry import DATASETS, register_dataset
 from fedshift.data.samples import Domain
+from fedshift.data.sources.limits import Limits
 
 Domains = Mapping[str, Domain]
 Variants = Callable[..., Variant]
+NAME = r"[A-Za-z0-9][\w-]*"  # what a dataset may be called
 FORMS = ("minilm384", "bow5000", "text")
 
 
@@ -187,9 +190,14 @@ def add(
     *,
     size: int | None = None,
     columns: tuple[str, str] = ("label", "domain"),
+    images: Path | None = None,
+    limits: Limits | None = None,
 ) -> tuple[DatasetCard, Report]:
-    """Prepare your own images or vectors and register them as the dataset ``name`` for good."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or name == "own":
+    """Prepare your own images or vectors and register them as the dataset ``name`` for good.
+
+    ``images`` is the folder that the paths in a csv start from, if it is not the csv's own.
+    """
+    if not re.fullmatch(NAME, name) or name == "own":
         raise ConfigError(f"{name!r} cannot be a dataset's name; use letters, digits and hyphens")
     taken = DATASETS.entries().get(name)
     if name in CATALOGUE or (taken and taken.build.__module__ != __name__):
@@ -197,9 +205,10 @@ def add(
     if not path.exists():
         raise DataError(f"{path} does not exist; give a folder of images, or a csv, parquet or npz")
     card = DatasetCard(
-        name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns
-    )
-    report = prepare(card, Variant(size))
+        name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns,
+        images=str(images.resolve()) if images else "",
+    )  # fmt: skip
+    report = prepare(card, Variant(size), limits=limits)
     about = read_about(store_of(card, Variant(size)))
     shape = "x".join(map(str, about["shape"]))
     full = asdict(card) | {
@@ -213,6 +222,43 @@ def add(
     write_json(home() / "own" / f"{name}.json", full)
     own_datasets()
     return card_of(name), report
+
+
+def remove(name: str, size: int | None = None) -> list[Path]:
+    """Delete what is prepared of a dataset, and what makes it one if you added it yourself.
+
+    With ``size`` only that variant goes. The source that it was made from is never touched. Returns
+    what was deleted.
+    """
+    card = card_of(name)
+    if not re.fullmatch(NAME, name):  # a card that was edited by hand must not name other folders
+        raise ConfigError(f"{name!r} cannot be a dataset's name; delete its card in FEDSHIFT_HOME")
+    folder = home() / name
+    if size is not None:
+        gone = [store_of(card, Variant(size))]
+        if not gone[0].exists():
+            have = ", ".join(prepared(card)) or "nothing"
+            raise DataError(f"dataset {name!r} is not prepared at size {size}; there is {have}")
+    else:
+        gone = [path for path in (folder, home() / "own" / f"{name}.json") if path.exists()]
+        if not gone:
+            raise DataError(f"dataset {name!r} is not prepared; there is nothing to remove")
+    for path in gone:
+        delete(path)
+    if size is None and name not in CATALOGUE:
+        DATASETS.forget(name)
+    return gone
+
+
+def delete(path: Path) -> None:
+    """Delete a file, a folder, or a link without what it points to."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot delete {path}: {error}; check the permissions") from error
 
 
 for _card in CATALOGUE.values():

@@ -9,7 +9,7 @@ import base64
 import html
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from PIL import Image, ImageDraw
 from rich.table import Table
 
 from fedshift.base.files import write_bytes
-from fedshift.data.library.prepare import Report, read_report, read_store
+from fedshift.data.library.near import NearDuplicates, find_near
+from fedshift.data.library.prepare import Report, folder_name, read_report, read_store
 from fedshift.data.samples import Domain
 from fedshift.data.sources.source import content
+from fedshift.data.store import read_ids
 
 TILE, LABEL, WIDEST = 48, 96, 20
 SPLIT_NAMES = ("train", "val", "test")
@@ -36,6 +38,7 @@ class Inspection:
     duplicates: Mapping[str, int]
     report: Report
     verified: bool
+    near: NearDuplicates = field(default_factory=NearDuplicates)
 
     def counts(self) -> list[list[int]]:
         """Rows per class (outer) and domain (inner)."""
@@ -60,14 +63,18 @@ class Inspection:
         }
         return {
             "name": self.name, "shape": shape, "splits": splits, "counts": counts,
-            "duplicates": dict(self.duplicates), "verified": self.verified, **self.report,
+            "duplicates": dict(self.duplicates), "near_duplicates": dict(self.near.counts),
+            "near_pairs": [list(pair) for pair in self.near.pairs], "verified": self.verified,
+            **self.report,
         }  # fmt: skip
 
 
 def inspect(name: str, folder: Path, *, verify: bool = False) -> Inspection:
     """Read a prepared folder; ``verify`` compares all checksums."""
     domains = read_store(folder, verify=verify)
-    return Inspection(name, domains, find_duplicates(domains), read_report(folder), verify)
+    ids = {one: read_ids(folder / folder_name(one)) for one in domains}
+    near = find_near(domains, ids)
+    return Inspection(name, domains, find_duplicates(domains), read_report(folder), verify, near)
 
 
 def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
@@ -156,10 +163,13 @@ def page(found: Inspection, picture: str) -> str:
     name = html.escape(found.name)
     style = "body{font-family:sans-serif;margin:2em}td,th{padding:2px 8px;text-align:right}"
     duplicates = [f"{count} {where}" for where, count in found.duplicates.items()]
+    near = [f"{count} {where}" for where, count in found.near.counts.items()]
+    near += [f"{one} and {other}" for one, other in found.near.pairs]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title>"
         f"<style>{style}</style><h1>{name}</h1><table>{head}{body}</table>{picture}"
-        f"{_list('Duplicates', duplicates)}{_list('Left out', found.report['left_out'])}"
+        f"{_list('Duplicates', duplicates)}{_list('Near-duplicates', near)}"
+        f"{_list('Left out', found.report['left_out'])}"
         f"{_list('Notes', found.report['notes'])}</html>\n"
     )
 

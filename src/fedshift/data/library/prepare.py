@@ -10,6 +10,7 @@ changed, and a row that is left out is always reported.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -25,8 +26,10 @@ from fedshift.base.files import home
 from fedshift.base.logs import warn_once
 from fedshift.data.catalogue import DatasetCard, Variant
 from fedshift.data.samples import Domain
+from fedshift.data.sources.arrays import ArraySource
 from fedshift.data.sources.discover import find, how_to_get, source_folders, ways_to_get
 from fedshift.data.sources.images import ImageSource, rotate_all
+from fedshift.data.sources.limits import Limits, refuse_above
 from fedshift.data.sources.source import Read, Source, assemble
 from fedshift.data.store import ARRAYS, SMALL, beside, read_domain, write_domain
 
@@ -101,16 +104,19 @@ def prepare(
     *,
     source: str | Path | None = None,
     replace: bool = True,
+    limits: Limits | None = None,
 ) -> Report:
     """Read the source and write its domains to the store; an old variant is replaced at the end.
 
     In order: find the source of each domain, agree on the classes, then read and write one domain
-    after another. Returns the report, which is also kept in report.json.
+    after another. Returns the report, which is also kept in report.json. What would take more than
+    the ``limits`` is refused before anything is decoded.
     """
     variant = variant or Variant()
     found = find(card, variant, source)
-    sources = _largest(found.sources, variant.sites)
+    sources = within(_largest(found.sources, variant.sites), limits or Limits())
     classes, dropped = common_classes(card, sources, variant.only)
+    require_room_for(sources, classes, variant.size)
     report: Report = {"left_out": dropped, "notes": found.notes}
     about: dict[str, Any] = {"domains": [], "bytes": 0, "recipe": asdict(variant)}
     try:
@@ -144,6 +150,7 @@ def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None
     about["classes"] = list(domain.classes)
     about["bytes"] += sum(getattr(domain, name).nbytes for name in ARRAYS)
     report["left_out"] += read.left_out
+    report["notes"] += read.notes
     counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
     if missing := [domain.classes[i] for i in np.flatnonzero(counts == 0)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
@@ -157,6 +164,24 @@ def folder_name(domain: str) -> str:
     """A domain's name, escaped so that it can name a folder."""
     name = quote(domain, safe=" ")
     return name.replace(".", "%2E") if name.startswith(".") else name
+
+
+def within(sources: Sequence[Source], limits: Limits) -> list[Source]:
+    """The sources, each with the limits that its reader must keep."""
+    return [
+        dataclasses.replace(s, limits=limits) if isinstance(s, ImageSource | ArraySource) else s
+        for s in sources
+    ]
+
+
+def require_room_for(sources: Sequence[Source], classes: Sequence[str], size: int | None) -> None:
+    """Raise if the encoded images of all domains together would take more than the limit."""
+    images = [s for s in sources if isinstance(s, ImageSource)]
+    if images:
+        count = sum(len(s.items) for s in images)
+        sides = f" at size {size}" if size else ""
+        total = sum(s.gigabytes(classes, size) for s in images)
+        refuse_above(total, f"{count} images{sides}", images[0].limits)
 
 
 def _largest(sources: list[Source], count: int | None) -> list[Source]:

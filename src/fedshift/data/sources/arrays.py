@@ -15,13 +15,14 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources.images import resize_all
+from fedshift.data.sources.limits import Limits
 from fedshift.data.sources.source import Array, Read, assemble
 
 ENTRIES = ("x", "data", "indices", "indptr", "shape", "y", "split")
@@ -46,6 +47,7 @@ class ArraySource:
     name: str
     classes: tuple[str, ...]
     load: Callable[[], Rows]
+    limits: Limits = field(default_factory=Limits)
 
     def read(self, classes: Sequence[str], size: int | None) -> Read:
         """The rows of the given classes, labelled by their order."""
@@ -55,7 +57,7 @@ class ArraySource:
         kept = np.flatnonzero(y >= 0)
         x = rows.x if len(kept) == len(y) else rows.x[kept]
         if x.ndim == 4:
-            x = resize_all(x, size)
+            x = resize_all(x, size, self.limits)
         ids = rows.ids or tuple(str(i) for i in range(len(y)))
         split = None if rows.split is None else rows.split[kept]
         domain = assemble(self.name, x, y[kept], split, classes)

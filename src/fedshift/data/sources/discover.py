@@ -10,8 +10,9 @@ How sources are found:
    dataset or like one of the card's ``folders``, with hyphens or underscores.
 2. What to take: if the card lists domains, for each of them the first subfolder, ``.npz`` or
    ``.mat`` file whose name matches, spelling and aliases aside. If none matches, csv or parquet
-   files there, whose domain column names the domains. If the card lists none (own data, or one
-   domain per site), every entry is a domain.
+   files there, whose domain column names the domains, or which list images. If the card lists
+   none (own data, or one domain per site): a benchmark's layout, tables, a tree of splits or
+   classes; else every entry is a domain. Nothing outside the folder is read.
 3. Names of domains and classes are translated to the card's, and a missing domain is an error that
    says what was found and what is expected.
 """
@@ -28,11 +29,14 @@ import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.catalogue import DatasetCard, Hub, Variant
-from fedshift.data.sources import vectors
+from fedshift.data.sources import layouts, trees, vectors
 from fedshift.data.sources.arrays import ArraySource, Rows, mat_source, npz_source
 from fedshift.data.sources.hub import by_card, load_hub, parquet_files
-from fedshift.data.sources.images import SUFFIXES, ImageSource, tree_source, visible
+from fedshift.data.sources.images import ImageSource, tree_source
+from fedshift.data.sources.listed import listed_sources, path_column
+from fedshift.data.sources.pixels import SUFFIXES
 from fedshift.data.sources.source import Source
+from fedshift.data.sources.walk import refusal, visible
 
 TABLES = (".csv", ".parquet")
 
@@ -73,6 +77,8 @@ def find(card: DatasetCard, variant: Variant, source: str | Path | None = None) 
         raise DataError(how_to_get(card, variant), *ways_to_get(card, variant))
     if not folders[0].exists():
         raise DataError(f"{folders[0]} does not exist; check the path")
+    if not folders[0].is_file() and not folders[0].is_dir():  # a pipe would block for ever
+        raise DataError(f"{folders[0]} is neither a file nor a folder; check the path")
     found = _in_folders(card, variant, folders)
     if source is None and not found.sources and not card.origin:
         raise DataError(how_to_get(card, variant), *ways_to_get(card, variant))
@@ -171,12 +177,33 @@ def _all_in(card: DatasetCard, path: Path) -> Found:
     """Every domain of a folder or file, where the card does not list the domains."""
     if path.is_file():
         return _from_file(card, path)
+    if layout := layouts.recognised(path):
+        return Found([_renamed(card, source) for source in layout[0]], [layout[1]])
     if files := _tables(path):
         return _from_tables(card, path, files)
-    found = Found()
+    return _from_tree(card, path) or _every_entry(card, path)
+
+
+def _from_tree(card: DatasetCard, path: Path) -> Found | None:
+    """The domains of a tree whose first level is not the domains; None for any other."""
+    if only := trees.one_domain(path, card.class_of):
+        kinds = ", ".join(only.classes[:10])
+        return Found([only], [f"{path} was read as one domain with the classes {kinds}"])
+    if not trees.split_first(path):
+        return None
+    found = trees.domains_below_splits(path, card.class_of)
+    names = ", ".join(source.name for source in found[:10])
+    return Found(list(found), [f"{path} was read as splits, then the domains {names}"])
+
+
+def _every_entry(card: DatasetCard, path: Path) -> Found:
+    """Every folder, npz and .mat file as a domain; what leads out of the folder is left out."""
+    found, root = Found(), path.resolve()
     for entry in visible(path):
-        if entry.is_dir() or entry.suffix.lower() in (".npz", ".mat"):
-            source = read_entry(entry, _stem(entry), card)
+        if reason := refusal(entry, root):
+            found.notes.append(f"{entry}: {reason}")
+        elif entry.is_dir() or entry.suffix.lower() in (".npz", ".mat"):
+            source = read_entry(entry, _stem(entry), card, root=root)
             if isinstance(source, ImageSource) and not source.items:
                 found.notes.append(f"{entry}: has no class folders with images; left out")
                 continue
@@ -195,13 +222,20 @@ def _from_file(card: DatasetCard, path: Path) -> Found:
 
 
 def _tables(folder: Path) -> list[Path]:
-    files = [p for p in visible(folder) if p.suffix.lower() in TABLES]
+    root = folder.resolve()
+    files = [p for p in visible(folder) if p.suffix.lower() in TABLES and p.is_file()]
+    files = [p for p in files if refusal(p, root) is None]
     inner = folder / "data"  # where a download from the hub has its parquet files
     return files or (parquet_files(inner) if inner.is_dir() else [])
 
 
 def _from_tables(card: DatasetCard, folder: Path, files: Sequence[Path]) -> Found:
-    """Domains from tables: images if a parquet file has an image column, else vectors."""
+    """Domains from tables: images if a file lists or holds them, else vectors."""
+    if any(path_column(p) for p in files):
+        label, domain = card.columns
+        root = Path(card.images) if card.images else None
+        listed = listed_sources(files, label=label, domain=domain, images=root)
+        return Found([_renamed(card, source) for source in listed])
     images = [p for p in files if p.suffix.lower() == ".parquet" and _has_images(p, card)]
     if not images:
         label, domain = card.columns
@@ -221,7 +255,7 @@ def _renamed(card: DatasetCard, source: ImageSource | ArraySource) -> ImageSourc
     name = card.domain_of(source.name)
     if isinstance(source, ImageSource):
         items = tuple(replace(item, label=card.class_at(item.label)) for item in source.items)
-        return ImageSource(name, items, source.left_out)
+        return replace(source, name=name, items=items)
     names = {old: card.class_at(old) for old in source.classes}
     return ArraySource(name, tuple(names.values()), partial(_relabelled, source, names))
 
@@ -231,18 +265,20 @@ def _relabelled(source: ArraySource, names: Mapping[str, str]) -> Rows:
     return replace(rows, labels=np.array([names[str(label)] for label in rows.labels]))
 
 
-def read_entry(path: Path, name: str, card: DatasetCard) -> ArraySource | ImageSource:
+def read_entry(
+    path: Path, name: str, card: DatasetCard, root: Path | None = None
+) -> ArraySource | ImageSource:
     """One domain from an npz, a .mat, a folder of .mat or parquet files, or an image tree."""
     if path.suffix.lower() == ".npz" and path.is_file():
         return npz_source(path, name, card.class_at)
-    mats = [path] if path.is_file() else sorted(path.glob("*.mat"))
+    mats = [path] if path.is_file() else sorted(p for p in path.glob("*.mat") if p.is_file())
     if mats := [p for p in mats if "extra" not in p.stem]:  # SVHN's half million easy ones
         return mat_source(mats, name, card.class_names, card.class_of)
     if parquet_files(path):
         hub = next((h for h in card.hub if h.name == name), Hub("", name))
         (only,) = load_hub(path, image=hub.image, label=hub.label, domain=None, name=name)
         return _renamed(card, only)
-    return tree_source(path, name, card.class_of)
+    return tree_source(path, name, card.class_of, root=root)
 
 
 def _checked(card: DatasetCard, found: Found, where: str) -> Found:

@@ -107,7 +107,8 @@ def _open_folder(folder: Path) -> dict[str, Any]:
 
 def parquet_files(folder: Path) -> list[Path]:
     """Parquet files of a folder and of its direct subfolders."""
-    return sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
+    found = [*folder.glob("*.parquet"), *folder.glob("*/*.parquet")]
+    return sorted(p for p in found if p.is_file())
 
 
 def _check_columns(where: str | Path, found: list[str], wanted: list[str]) -> None:

@@ -1,37 +1,52 @@
 """Domains of encoded images: listed from folders, decoded once, in threads, to one size.
 
-``discover`` and ``hub`` build an :class:`ImageSource`, whose ``read`` the preparation calls; a
-deployed site reads its folder the same way. A file that cannot be decoded is left out and reported
-by name, never replaced.
+``discover``, ``listed`` and ``hub`` build an :class:`ImageSource`, whose ``read`` the preparation
+calls; a deployed site reads its folder the same way. A file that cannot be decoded is left out and
+reported by name, never replaced.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import struct
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
 from fedshift.base.errors import DataError
+from fedshift.base.extras import require
 from fedshift.base.files import home
+from fedshift.base.process import cores
+from fedshift.data.sources.limits import Limits, estimate, require_room
+from fedshift.data.sources.pixels import (
+    DICOM,
+    SUFFIXES,
+    Decoder,
+    Deep,
+    Encoded,
+    PixelArray,
+    common_span,
+    flat,
+    peek,
+    to_size,
+)  # fmt: skip
 from fedshift.data.sources.source import Read, assemble
+from fedshift.data.sources.walk import files_below, refusal, visible
 
-PixelArray = NDArray[np.uint8]
-SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
-BROKEN = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
 LARGE = 2**29  # bytes above which a domain is decoded to disk instead of memory
+BATCH = 8  # images that a thread takes at once
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Item:
     id: str
     label: str
     split: int
-    data: Path | Callable[[], bytes]
+    data: Encoded
 
 
 @dataclass(frozen=True)
@@ -51,50 +66,116 @@ class ImageSource:
     name: str
     items: tuple[Item, ...]
     left_out: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes that occur, sorted."""
         return tuple(sorted({item.label for item in self.items}))
 
+    def gigabytes(self, classes: Sequence[str], size: int | None) -> float:
+        """What the images of the given classes will take; without a size, as the first one says."""
+        chosen = set(classes)
+        items = [item for item in self.items if item.label in chosen]
+        first = (peek(item.data) for item in islice(items, 20))
+        sides = (size, size) if size else next((s for s in first if s), (0, 0))
+        return estimate(len(items), *sides)
+
     def read(self, classes: Sequence[str], size: int | None) -> Read:
         """Decode the images of the given classes."""
         order = {name: i for i, name in enumerate(classes)}
         items = [item for item in self.items if item.label in order]
-        x, kept, problems = decode_all(self.name, items, size)
-        items = [items[i] for i in kept]
+        found = decode_items(self.name, items, size, self.limits)
+        items = [items[i] for i in found.kept]
         y = np.array([order[item.label] for item in items], dtype=np.int64)
         split = np.array([item.split for item in items], dtype=np.int8)
-        domain = assemble(self.name, x, y, split if (split >= 0).all() else None, classes)
-        return Read(domain, tuple(item.id for item in items), (*self.left_out, *problems))
+        given = split if (split >= 0).all() else None
+        domain = assemble(self.name, found.x, y, given, classes)
+        left_out = (*self.left_out, *found.problems)
+        return Read(domain, tuple(item.id for item in items), left_out, found.notes)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Pixels (n, H, W, 3) of the readable images, their positions, lines about the others."""
+
+    x: PixelArray
+    kept: list[int]
+    problems: list[str]
+    notes: tuple[str, ...] = ()
 
 
 def decode_all(
     name: str, items: Sequence[Item], size: int | None
 ) -> tuple[PixelArray, list[int], list[str]]:
     """Pixels (n, H, W, 3) of the readable images, their positions, a line for each other one."""
-    x: PixelArray | None = None
-    kept: list[int] = []
-    problems: list[str] = []
-    for i, found in enumerate(_decoded(name, items, size)):
-        if isinstance(found, str):
-            problems.append(f"{items[i].id}: {found}; replace or delete the file")
-            continue
-        if x is None:
-            x = scratch((len(items), *found.shape))
-        if found.shape != x.shape[1:]:
-            raise DataError(
-                f"images differ in size: {items[kept[0]].id} is {x.shape[2]}x{x.shape[1]}, "
-                f"{items[i].id} is {found.shape[1]}x{found.shape[0]}; set size, such as size=64"
-            )
-        x[len(kept)] = found
-        kept.append(i)
-    if x is None:
+    found = decode_items(name, items, size, Limits())
+    return found.x, found.kept, found.problems
+
+
+def decode_items(name: str, items: Sequence[Item], size: int | None, limits: Limits) -> Decoded:
+    """Decode images in threads; those of more than 8 bits twice, first for their range."""
+    if any(isinstance(i.data, Path) and i.data.suffix.lower() in DICOM for i in items):
+        require("pydicom", "DICOM images need pydicom", "'fedshift[dicom]'")
+    decoder = Decoder(size, limits)
+    rows = _Rows(items, limits)
+    for i, found in enumerate(_decoded(name, [item.data for item in items], decoder)):
+        rows.add(i, found)
+    if rows.x is None:
         raise DataError(
             f"domain {name!r} has no image that can be read"
-            + (f"; the first: {problems[0]}" if problems else "; expected class/*.jpg or *.png")
+            + (f"; the first: {rows.problems[0]}" if rows.problems else "; expected class/*.jpg")
         )
-    return x[: len(kept)], kept, problems
+    notes = _fill_deep(name, rows, decoder)
+    return Decoded(rows.x[: len(rows.kept)], rows.kept, rows.problems, notes)
+
+
+class _Rows:
+    """The array that images are decoded into, row by row, in order."""
+
+    def __init__(self, items: Sequence[Item], limits: Limits) -> None:
+        self.items, self.limits = items, limits
+        self.x: PixelArray | None = None
+        self.kept: list[int] = []
+        self.problems: list[str] = []
+        self.deep: dict[int, Deep] = {}  # by row
+
+    def add(self, i: int, found: PixelArray | Deep | str) -> None:
+        """Take item ``i`` as it was decoded."""
+        if isinstance(found, str):
+            self.problems.append(f"{self.items[i].id}: {found}; replace or delete the file")
+            return
+        if self.x is None:
+            require_room(len(self.items), found.shape[0], found.shape[1], self.limits)
+            self.x = scratch((len(self.items), *found.shape))
+        if found.shape != self.x.shape[1:]:
+            first = self.items[self.kept[0]].id
+            raise DataError(
+                f"images differ in size: {first} is {self.x.shape[2]}x{self.x.shape[1]}, "
+                f"{self.items[i].id} is {found.shape[1]}x{found.shape[0]}; set size, such as "
+                "size=64"
+            )
+        if isinstance(found, Deep):
+            self.deep[len(self.kept)] = found
+        else:
+            self.x[len(self.kept)] = found
+        self.kept.append(i)
+
+
+def _fill_deep(name: str, rows: _Rows, decoder: Decoder) -> tuple[str, ...]:
+    """Decode the images of more than 8 bits by their common range, and say which it is."""
+    if not rows.deep:
+        return ()
+    span = common_span(rows.deep.values())
+    data = [rows.items[rows.kept[row]].data for row in rows.deep]
+    again = _decoded(name, data, lambda one: decoder(one, span))
+    for row, found in zip(rows.deep, again, strict=True):
+        if isinstance(found, str | Deep):
+            raise DataError(f"{rows.items[rows.kept[row]].id} changed while it was read; try again")
+        assert rows.x is not None
+        rows.x[row] = found
+    count = f"{len(rows.deep)} images of more than 8 bits"
+    return (f"domain {name!r} has {count}; their values {span} became 0 to 255",)
 
 
 def scratch(shape: tuple[int, ...]) -> PixelArray:
@@ -106,46 +187,49 @@ def scratch(shape: tuple[int, ...]) -> PixelArray:
         return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
 
 
-def _decoded(name: str, items: Sequence[Item], size: int | None) -> Iterator[PixelArray | str]:
-    """Decode in threads, in order; Pillow releases the GIL while it decodes and resizes."""
+Decode = Callable[[Encoded], PixelArray | Deep | str]
+
+
+def _decoded(
+    name: str, data: Sequence[Encoded], decode: Decode
+) -> Iterator[PixelArray | Deep | str]:
+    """Decode in threads, in order; Pillow releases the GIL while it decodes and resizes.
+
+    Only a few batches per thread are under way, so that decoded images do not pile up in memory.
+    """
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        task = bar.add_task(f"decoding {name}", total=len(items))
-        for start in range(0, len(items), 1024):  # at most this many decoded images wait in memory
-            chunk = [item.data for item in items[start : start + 1024]]
-            for found in pool.map(lambda data: decode(data, size), chunk):
-                bar.advance(task)
-                yield found
+    threads = min(8, cores())
+    waiting: deque[Future[list[PixelArray | Deep | str]]] = deque()
+    with bar, _own_limit(), ThreadPoolExecutor(threads) as pool:
+        task = bar.add_task(f"decoding {name}", total=len(data))
+        for start in range(0, len(data) + 3 * threads * BATCH, BATCH):
+            if batch := data[start : start + BATCH]:
+                waiting.append(pool.submit(lambda some: [decode(one) for one in some], batch))
+            if start >= 3 * threads * BATCH and waiting:
+                found = waiting.popleft().result()
+                bar.advance(task, len(found))
+                yield from found
 
 
-def decode(data: Path | Callable[[], bytes], size: int | None) -> PixelArray | str:
-    """RGB pixels (H, W, 3), or the reason, as text, why the image cannot be decoded."""
+@contextmanager
+def _own_limit() -> Iterator[None]:
+    """Let our limit on pixels stand alone: Pillow's own is a constant that only warns."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data())) as image:
-            return np.asarray(_rgb(image, size))
-    except UnidentifiedImageError:
-        return "is not an image"
-    except BROKEN as error:
-        return f"cannot be decoded ({error})"
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
-def _rgb(image: Image.Image, size: int | None) -> Image.Image:
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    image = image.convert("RGB")
-    if size is None or image.size == (size, size):
-        return image
-    return image.resize((size, size), Image.Resampling.BILINEAR)  # antialiased when it shrinks
-
-
-def resize_all(x: NDArray[Any], size: int | None) -> NDArray[Any]:
+def resize_all(x: NDArray[Any], size: int | None, limits: Limits | None = None) -> NDArray[Any]:
     """Decoded images (N, H, W, 3), resized."""
     if size is None or x.shape[1:3] == (size, size):
         return x
+    require_room(len(x), size, size, limits or Limits())
     out = scratch((len(x), size, size, x.shape[3]))
     for i, pixels in enumerate(x):
-        out[i] = np.asarray(_rgb(Image.fromarray(pixels), size))
+        out[i] = np.asarray(to_size(flat(Image.fromarray(pixels)), size))
     return out
 
 
@@ -157,44 +241,58 @@ def rotate_all(x: NDArray[Any], degrees: float) -> NDArray[Any]:
     return np.stack(turned) if turned else x
 
 
-def tree_source(folder: Path, name: str, alias: Callable[[str], str] = str) -> ImageSource:
-    """A domain from ``folder/class/*.jpg``, or from ``folder/{train,val,test}/class/*.jpg``."""
+def tree_source(
+    folder: Path, name: str, alias: Callable[[str], str] = str, *, root: Path | None = None
+) -> ImageSource:
+    """A domain from ``folder/class/*.jpg``, or from ``folder/{train,val,test}/class/*.jpg``.
+
+    Nothing outside ``root`` is read; it is the folder itself if not given.
+    """
     if [p.name for p in visible(folder)] == ["images"]:  # Office-31 is published like this
         folder /= "images"
+    parts = [p for p in visible(folder) if p.is_dir()]
     groups = [(folder, -1)]
-    inside = [p for p in visible(folder) if p.is_dir()]
-    if inside and all(p.name.lower() in SPLITS for p in inside):
-        groups = [(p, SPLITS[p.name.lower()]) for p in inside]
-    items: list[Item] = []
-    left_out: list[str] = []
-    for root, split in groups:
-        for path in visible(root):
-            if path.is_dir():
-                _list_class(path, alias(path.name), split, (items, left_out))
-            else:
-                left_out.append(f"{path}: lies outside a class folder; move it into one")
+    if parts and all(p.name.lower() in SPLITS for p in parts):
+        groups = [(p, SPLITS[p.name.lower()]) for p in parts]
+    listing = _Listing((root or folder).resolve())
+    for group, split in groups:
+        listing.add_classes(group, split, alias)
     base = str(folder.parent) + os.sep
-    named = [Item(i.id.removeprefix(base), i.label, i.split, i.data) for i in items]
-    return ImageSource(name, tuple(named), tuple(left_out))
+    named = [Item(i.id.removeprefix(base), i.label, i.split, i.data) for i in listing.items]
+    return ImageSource(name, tuple(named), tuple(listing.left_out))
 
 
-def _list_class(folder: Path, label: str, split: int, lists: tuple[list[Item], list[str]]) -> None:
-    """Add the images of a class to the first list, a line for each other file to the second."""
-    items, left_out = lists
-    before = len(items)
-    for path in sorted(p for p in folder.rglob("*") if not p.is_dir() and not _hidden(p)):
-        if path.suffix.lower() in SUFFIXES:
-            items.append(Item(str(path), label, split, path))
-        else:
-            left_out.append(f"{path}: is not an image; expected {', '.join(SUFFIXES)}; remove it")
-    if len(items) == before:
-        left_out.append(f"{folder}: has no images; fill it or remove it")
+class _Listing:
+    """Images found so far, and a line for each file that is none."""
 
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.items: list[Item] = []
+        self.left_out: list[str] = []
 
-def visible(folder: Path) -> list[Path]:
-    """Entries of a folder, sorted, without hidden files."""
-    return sorted(p for p in folder.iterdir() if not _hidden(p))
+    def add_classes(self, folder: Path, split: int, alias: Callable[[str], str]) -> None:
+        """Add what is in the class folders of a folder."""
+        if reason := refusal(folder, self.root):
+            self.left_out.append(f"{folder}: {reason}")
+            return
+        for path in visible(folder):
+            if reason := refusal(path, self.root):
+                self.left_out.append(f"{path}: {reason}")
+            elif path.is_dir():
+                self.add_class(path, alias(path.name), split)
+            else:
+                self.left_out.append(f"{path}: lies outside a class folder; move it into one")
 
-
-def _hidden(path: Path) -> bool:
-    return path.name.startswith(".") or path.name in ("Thumbs.db", "desktop.ini", "__MACOSX")
+    def add_class(self, folder: Path, label: str, split: int) -> None:
+        """Add the images of a class."""
+        files, refused = files_below(folder, self.root)
+        self.left_out += refused
+        before = len(self.items)
+        for path in files:
+            if path.suffix.lower() in SUFFIXES:
+                self.items.append(Item(str(path), label, split, path))
+            else:
+                kinds = ", ".join(SUFFIXES)
+                self.left_out.append(f"{path}: is not an image; expected {kinds}; remove it")
+        if len(self.items) == before:
+            self.left_out.append(f"{folder}: has no images; fill it or remove it")

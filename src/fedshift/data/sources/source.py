@@ -16,19 +16,22 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift.base import seeds
+from fedshift.base.process import on_all_cores
 from fedshift.data.samples import Domain
 
 Array = NDArray[Any]
+BLOCK = 256  # rows that are hashed at a time
 TEST_SHARE = 0.2  # where the source marks no test rows
 
 
 @dataclass(frozen=True)
 class Read:
-    """One domain as it was read, where its rows come from, and what was left out and why."""
+    """One domain as it was read, where its rows come from, what was left out and why, remarks."""
 
     domain: Domain
     ids: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Source(Protocol):
@@ -56,8 +59,13 @@ def assemble(name: str, x: Array, y: Array, split: Array | None, classes: Sequen
 
 
 def content(x: Array) -> list[bytes]:
-    """A hash per row: equal inputs have equal hashes."""
-    return [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in x]
+    """A hash per row, on all cores: equal inputs have equal hashes."""
+    parts = [x[start : start + BLOCK] for start in range(0, len(x), BLOCK)]
+    return [mark for marks in on_all_cores(_marks, parts) for mark in marks]
+
+
+def _marks(rows: Array) -> list[bytes]:
+    return [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in rows]
 
 
 def draw_test(x: Array, y: Array, name: str) -> Array:

@@ -17,6 +17,7 @@ from fedshift.data.library import inspection
 from fedshift.data.library.datasets import add, card_of, own_cards, variant_of
 from fedshift.data.library.prepare import Report, prepare, prepared, store_of
 from fedshift.data.sources.discover import is_found
+from fedshift.data.sources.tables.schema import schema_of
 
 SHOWN = 20  # lines of a report on the screen
 
@@ -61,9 +62,17 @@ def _variant(card: DatasetCard, size: int | None, settings: list[str] | None) ->
     return variant_of(card, options | ({} if size is None else {"size": size}))
 
 
-def add_own(name: str, path: Path, size: int | None, *, columns: tuple[str, str]) -> None:
-    """Make a dataset of one's own, and say what was left out."""
-    card, report = add(name, path, size=size, columns=columns)
+def add_own(
+    name: str, path: Path, size: int | None, given: dict[str, Any], schema: Path | None
+) -> None:
+    """Make a dataset of one's own, and say what was left out; ``given``: what is said of tables."""
+    pairs = [pair.partition("=") for pair in given.pop("rename_label", [])]
+    if pairs:
+        given["rename_label"] = {old.strip(): new.strip() for old, _, new in pairs}
+    told = schema_of(given, schema)
+    table = told.model_dump(mode="json", exclude_unset=True)
+    columns = (",".join(told.label), told.domain)
+    card, report = add(name, path, size=size, columns=columns, table=table)
     _tell(card, Variant(size), report)
 
 
@@ -112,6 +121,8 @@ def _folder(card: DatasetCard, variant: Variant) -> Path:
 
 
 def _lines(found: inspection.Inspection) -> None:
+    for line in inspection.column_lines(found):
+        typer.echo(line)
     for where, count in found.duplicates.items():
         typer.echo(f"duplicates: {count} {where}")
     if not found.duplicates:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
+Objective = Literal["classification", "regression", "multi-label"]
 SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std for [0, 1]
     "centred": ((0.5,), (0.25,)),
     "unit": ((0.0,), (1.0,)),
@@ -28,9 +29,16 @@ class Domain:
 
     name: str
     x: Tensor  # (N, H, W, C) uint8 images, or (N, D) float vectors
-    y: Tensor  # (N,) int64
+    y: Tensor  # (N,) int64 classes, (N,) float32 numbers, or (N, K) float32 labels of 0 or 1
     split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # or the name of the number, or of the K labels
+
+    @property
+    def objective(self) -> Objective:
+        """What there is to learn, by the kind of ``y``."""
+        if not self.y.is_floating_point():
+            return "classification"
+        return "regression" if self.y.dim() == 1 else "multi-label"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -100,6 +100,8 @@ def apply_split(rule: Split, domain: Domain, seed: int) -> Tensor:
     """
     rng = seeds.numpy(seed, "split", domain.name)
     labels = domain.y.numpy()  # (N,)
+    if domain.objective != "classification":
+        labels = np.zeros(len(labels), np.int64)  # nothing to stratify by
     match rule:
         case Given():
             codes = domain.split.numpy().copy()

@@ -243,7 +243,7 @@ def keep_frames(name: str, frames: Any) -> Path:
     if root.exists():
         shutil.rmtree(root)
     for site, frame in frames.items():
-        text = frame.to_csv(index=False)
+        text = (frame.assign(domain=site) if site else frame).to_csv(index=False)
         write_bytes(root / f"{quote(site, safe=' ') or name}.csv", text.encode())
     return root / f"{name}.csv" if "" in frames else root
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources import text
-from fedshift.data.sources.tables.reading import Array, as_texts, parse_numbers
+from fedshift.data.sources.tables.reading import Array, as_texts, numbers_of
 from fedshift.data.sources.tables.schema import MISSING, TableSchema
 from fedshift.data.sources.tables.statistics import (
     CategoryStatistics,
@@ -40,12 +40,12 @@ def as_numbers(column: Array) -> Array:
     """A column as numbers; a cell that is none counts as missing."""
     if column.dtype != object:
         return column
-    whole = parse_numbers(["" if v is None else str(v) for v in column], MISSING)
+    whole = numbers_of(["" if v is None else str(v) for v in column], MISSING)
     return np.array([_number(v) for v in column], dtype=np.float64) if whole is None else whole
 
 
 def _number(value: str | None) -> float:
-    found = None if value is None else parse_numbers([str(value)], MISSING)
+    found = None if value is None else numbers_of([str(value)], MISSING)
     return float("nan") if found is None else float(found[0])
 
 

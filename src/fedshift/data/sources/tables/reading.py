@@ -86,8 +86,11 @@ def parse_numbers(cells: Sequence[str], absent: frozenset[str], decimal: str = "
     >>> parse_numbers(["1", "?", "2.5"], frozenset(["?"])).tolist()
     [1.0, nan, 2.5]
     """
-    if is_code(cells):
-        return None
+    return None if is_code(cells) else numbers_of(cells, absent, decimal)
+
+
+def numbers_of(cells: Sequence[str], absent: frozenset[str], decimal: str = ".") -> Array | None:
+    """As :func:`parse_numbers`, and a code such as 007 is the number 7."""
     try:
         out = np.fromiter(map(float, cells), np.float64, len(cells))
     except ValueError:

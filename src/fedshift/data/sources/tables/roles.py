@@ -16,7 +16,13 @@ import numpy as np
 
 from fedshift.base.errors import DataError, UnknownNameError
 from fedshift.data.sources.tables.preparation import DATE
-from fedshift.data.sources.tables.reading import Array, as_texts, number_text, parse_numbers
+from fedshift.data.sources.tables.reading import (
+    Array,
+    as_texts,
+    number_text,
+    numbers_of,
+    parse_numbers,
+)
 from fedshift.data.sources.tables.schema import MISSING, TableSchema
 
 Role = Literal["numeric", "categorical", "date", "text", "id-like", "constant", "dropped"]
@@ -182,5 +188,5 @@ def _mean(sites: Sequence[Summary], what: str) -> float:
 
 def not_numbers(column: Array) -> tuple[int, str]:
     """How many cells of a column of texts are no numbers, and the first of them."""
-    cells = [v for v in as_texts(column) if v is not None and parse_numbers([v], MISSING) is None]
+    cells = [v for v in as_texts(column) if v is not None and numbers_of([v], MISSING) is None]
     return len(cells), cells[0] if cells else ""

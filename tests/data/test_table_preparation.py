@@ -24,11 +24,15 @@ from fedshift.data.sources.tables.preparation import (
     as_days,
     total,
 )
-from fedshift.data.sources.tables.roles import Found
+from fedshift.data.sources.tables.roles import ColumnRole
 from fedshift.data.sources.tables.schema import TableSchema
 from fedshift.data.sources.tables.statistics import NumberStatistics, of_categories, of_numbers
 
-ROLES = {"age": Found("numeric", ""), "chol": Found("numeric", ""), "cp": Found("categorical", "")}
+ROLES = {
+    "age": ColumnRole("numeric", ""),
+    "chol": ColumnRole("numeric", ""),
+    "cp": ColumnRole("categorical", ""),
+}
 
 
 def site(seed: int, rows: int) -> dict[str, np.ndarray]:

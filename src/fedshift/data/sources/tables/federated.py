@@ -98,8 +98,8 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     return out
 
 
-def _dropped(schema: TableSchema) -> dict[str, found_roles.Found]:
-    return {name: found_roles.Found("dropped", "you said so") for name in schema.drop}
+def _dropped(schema: TableSchema) -> dict[str, found_roles.ColumnRole]:
+    return {name: found_roles.ColumnRole("dropped", "you said so") for name in schema.drop}
 
 
 def _complete(
@@ -116,7 +116,9 @@ def _complete(
     return kept, replace(targets, y=y)
 
 
-def _role_notes(sites: Sequence[SiteTable], roles: Mapping[str, found_roles.Found]) -> list[str]:
+def _role_notes(
+    sites: Sequence[SiteTable], roles: Mapping[str, found_roles.ColumnRole]
+) -> list[str]:
     """A line for each column that is left out, or has cells that do not fit."""
     notes = []
     for name, found in roles.items():
@@ -172,7 +174,7 @@ def _content(site: SiteTable, used: Sequence[str]) -> Array:
 
 def agree(
     train: Sequence[Mapping[str, Array]],
-    roles: Mapping[str, found_roles.Found],
+    roles: Mapping[str, found_roles.ColumnRole],
     schema: TableSchema,
 ) -> tuple[TablePreparation, list[dict[str, Statistics]]]:
     """Plans that fit all sites, not yet fitted, and each site's statistics of its training rows."""

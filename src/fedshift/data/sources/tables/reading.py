@@ -14,6 +14,7 @@ import importlib
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def as_texts(column: Array) -> Array:
     """A column as texts; whole numbers without a decimal point, None where one is missing."""
     if column.dtype == object:
         return column
-    return np.array([None if np.isnan(v) else number_text(v) for v in column], dtype=object)
+    values, at = np.unique(column, return_inverse=True)
+    names = [None if np.isnan(v) else number_text(v) for v in values]
+    return np.array([*names, None], dtype=object)[at]  # None: the array is of objects in any case
 
 
 def number_text(value: float) -> str:
@@ -91,16 +94,18 @@ def parse_numbers(cells: Sequence[str], absent: frozenset[str], decimal: str = "
 
 def numbers_of(cells: Sequence[str], absent: frozenset[str], decimal: str = ".") -> Array | None:
     """As :func:`parse_numbers`, and a code such as 007 is the number 7."""
-    try:
-        out = np.fromiter(map(float, cells), np.float64, len(cells))
-    except ValueError:
-        kept = ("nan" if c.strip().lower() in absent else _plain(c, decimal) for c in cells)
-        try:
-            out = np.fromiter(map(float, kept), np.float64, len(cells))
-        except ValueError:
-            return None
-    out[~np.isfinite(out)] = np.nan
-    return out
+    plain = absent | {cell.upper() for cell in absent}  # most files: no need to look closer
+    ways = (
+        lambda: cells,
+        lambda: ["nan" if c in plain else c for c in cells],
+        lambda: ["nan" if c.strip().lower() in absent else _plain(c, decimal) for c in cells],
+    )
+    for way in ways:
+        with suppress(ValueError):
+            out = np.fromiter(map(float, way()), np.float64, len(cells))
+            out[~np.isfinite(out)] = np.nan
+            return out
+    return None
 
 
 def is_code(cells: Sequence[str]) -> bool:
@@ -121,8 +126,9 @@ def _plain(cell: str, decimal: str) -> str:
 
 def parse_texts(cells: Sequence[str], absent: frozenset[str]) -> Array:
     """Cells as texts, None where one is missing."""
+    known = {c: None if c.strip().lower() in absent else c.strip() for c in set(cells)}
     out = np.empty(len(cells), dtype=object)
-    out[:] = [None if c.strip().lower() in absent else c.strip() for c in cells]
+    out[:] = [known[c] for c in cells]
     return out
 
 

@@ -34,7 +34,7 @@ NUMBERS = 0.8  # share of numbers above which other cells count as missing
 
 
 @dataclass(frozen=True)
-class Summary:
+class ColumnSummary:
     """A column at one site."""
 
     rows: int
@@ -49,7 +49,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Found:
+class ColumnRole:
     """The role of a column, and why."""
 
     role: Role
@@ -58,7 +58,7 @@ class Found:
     rows: int = 0
 
 
-def summary_of(column: Array) -> Summary:
+def summary_of(column: Array) -> ColumnSummary:
     """What a site tells about a column."""
     if column.dtype != object:
         return _of_numbers(column)
@@ -66,7 +66,7 @@ def summary_of(column: Array) -> Summary:
     distinct = set(present)
     sample = present[:SAMPLE]
     size = max(len(sample), 1)
-    return Summary(
+    return ColumnSummary(
         len(column),
         len(column) - len(present),
         len(distinct),
@@ -78,11 +78,11 @@ def summary_of(column: Array) -> Summary:
     )
 
 
-def _of_numbers(column: Array) -> Summary:
+def _of_numbers(column: Array) -> ColumnSummary:
     present = column[~np.isnan(column)]
     distinct = np.unique(present)
     spread = distinct[-1] - distinct[0] + 1 if len(distinct) else 0
-    return Summary(
+    return ColumnSummary(
         len(column),
         len(column) - len(present),
         len(distinct),
@@ -93,8 +93,8 @@ def _of_numbers(column: Array) -> Summary:
 
 
 def find_roles(
-    sites: Sequence[Mapping[str, Summary]], schema: TableSchema, names: Sequence[str]
-) -> dict[str, Found]:
+    sites: Sequence[Mapping[str, ColumnSummary]], schema: TableSchema, names: Sequence[str]
+) -> dict[str, ColumnRole]:
     """The role of each column in ``names``: what the schema says, else what the summaries tell."""
     told = _told(schema, names)
     out = {}
@@ -104,7 +104,7 @@ def find_roles(
         role, why = (told[name], "you said so") if name in told else role_of(name, found)
         if schema.plain:
             role, why = "numeric", "numbers"
-        out[name] = Found(role, why, missing, rows)
+        out[name] = ColumnRole(role, why, missing, rows)
     if not any(found.role in USED for found in out.values()):
         each = ", ".join(f"{name} ({found.role})" for name, found in out.items())
         raise DataError(
@@ -130,10 +130,10 @@ def _told(schema: TableSchema, names: Sequence[str]) -> dict[str, Role]:
     return told
 
 
-def role_of(name: str, sites: Sequence[Summary]) -> tuple[Role, str]:
+def role_of(name: str, sites: Sequence[ColumnSummary]) -> tuple[Role, str]:
     """The role of a column, and why.
 
-    >>> role_of("patient_id", [Summary(99, 0, 99, number=True)])
+    >>> role_of("patient_id", [ColumnSummary(99, 0, 99, number=True)])
     ('id-like', 'its name, and 99 values in 99 rows')
     """
     if all(s.distinct <= 1 for s in sites):
@@ -145,7 +145,7 @@ def role_of(name: str, sites: Sequence[Summary]) -> tuple[Role, str]:
     return _input(name, sites, rows, distinct)
 
 
-def _constant(sites: Sequence[Summary]) -> tuple[Role, str]:
+def _constant(sites: Sequence[ColumnSummary]) -> tuple[Role, str]:
     values = sorted({s.single for s in sites if s.single is not None})
     if not values:
         return "constant", "every cell is missing"
@@ -153,7 +153,7 @@ def _constant(sites: Sequence[Summary]) -> tuple[Role, str]:
     return "constant", one
 
 
-def _identifies(name: str, sites: Sequence[Summary], rows: int, distinct: int) -> str | None:
+def _identifies(name: str, sites: Sequence[ColumnSummary], rows: int, distinct: int) -> str | None:
     """Why a column names rows instead of describing them, if it does."""
     if ID_NAME.search(name) and distinct > min(MANY, rows / 2):
         return f"its name, and {distinct} values in {rows} rows"
@@ -166,7 +166,7 @@ def _identifies(name: str, sites: Sequence[Summary], rows: int, distinct: int) -
     return None
 
 
-def _input(name: str, sites: Sequence[Summary], rows: int, distinct: int) -> tuple[Role, str]:
+def _input(name: str, sites: Sequence[ColumnSummary], rows: int, distinct: int) -> tuple[Role, str]:
     if all(s.number for s in sites):
         most = max(s.distinct for s in sites)
         few = f", {most} values: make it categorical if they are codes"
@@ -181,7 +181,7 @@ def _input(name: str, sites: Sequence[Summary], rows: int, distinct: int) -> tup
     return "categorical", f"{max(s.distinct for s in sites)} values"
 
 
-def _mean(sites: Sequence[Summary], what: str) -> float:
+def _mean(sites: Sequence[ColumnSummary], what: str) -> float:
     total = sum(s.rows for s in sites)
     return sum(getattr(s, what) * s.rows for s in sites) / total
 

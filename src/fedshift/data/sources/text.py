@@ -47,7 +47,7 @@ def encode(texts: Sequence[str | None], encoder: str, size: int) -> Vectors:
 def hashed_words(texts: Sequence[str], size: int) -> Vectors:
     """Bags of words, each word hashed to a column and a sign, of length one.
 
-    A word that occurs n times counts 1 + log n. Words are of two letters or more, in lower case;
+    A word that occurs n times counts 1 + log n. Words are of two characters or more, in lower case;
     column and sign come from MurmurHash3, as in scikit-learn's ``FeatureHasher``.
     """
     from sklearn.feature_extraction import FeatureHasher  # noqa: PLC0415  slow to import

@@ -347,8 +347,8 @@ def test_a_schema_file_holds_the_same_fields(tmp_path):
     (tmp_path / "s.toml").write_text('label = "num"\ndrop = ["ward"]\nstatistics = "site"\n')
     schema = schema_of({"statistics": "federated"}, tmp_path / "s.toml")
     assert (schema.label, schema.drop, schema.statistics) == (("num",), ("ward",), "federated")
-    (tmp_path / "s.toml").write_text("lable = 1\n")
-    with pytest.raises(ConfigError, match=r"lable of a table: Extra .*; known: label, domain"):
+    (tmp_path / "s.toml").write_text("colour = 1\n")
+    with pytest.raises(ConfigError, match=r"colour of a table: Extra .*; known: label, domain"):
         schema_of({}, tmp_path / "s.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         schema_of({}, tmp_path / "none.toml")

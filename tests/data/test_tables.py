@@ -134,6 +134,16 @@ def test_split_codes_of_a_file_are_train_test_validation(tmp_path):
     assert len(read(path, drop="split")["t"].domain.y) == 3
 
 
+def test_rows_of_one_patient_are_never_on_both_sides(tmp_path):
+    rows = [(i % 2, f"p{i // 4}", i % 7, i * i % 11) for i in range(120)]
+    path = write(tmp_path / "t.csv", "label,patient_id,a,b", rows)
+    found = sources(path)
+    assert "rows of one 'patient_id' are drawn together" in found.notes[-1]
+    split = found.sources[0].read(("0", "1"), None).domain.split.reshape(30, 4)
+    assert (split == split[:, :1]).all()
+    assert (split == 2).sum() == 24
+
+
 def test_a_number_is_a_regression_target_not_a_class(tmp_path):
     rng = np.random.default_rng(0)
     rows = [(round(p, 2), *rng.normal(size=2)) for p in rng.normal(20, 5, 60)]

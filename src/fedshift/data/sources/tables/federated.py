@@ -81,7 +81,8 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     notes += [*targets.notes, *_role_notes(sites, roles)]
     if schema.impute == "drop":
         sites, targets = _complete(sites, targets, used, schema)
-    marks, more = _splits(sites, targets, used)
+    owners = [n for n in names if roles[n].role == "id-like"]
+    marks, more = _splits(sites, targets, used, owners)
     train = [{n: s.columns[n][m == 0] for n in used} for s, m in zip(sites, marks, strict=True)]
     plans, statistics = agree(train, roles, schema)
     fitted = fit_sites(plans, statistics, schema)
@@ -140,9 +141,12 @@ def _role_notes(
 
 
 def _splits(
-    sites: Sequence[SiteTable], targets: Targets, used: Sequence[str]
+    sites: Sequence[SiteTable], targets: Targets, used: Sequence[str], owners: Sequence[str]
 ) -> tuple[list[Array], list[str]]:
-    """Split codes per site: the column ``split``, else a fifth of each class drawn as test."""
+    """Split codes per site: the column ``split``, else a fifth of each class drawn as test.
+
+    ``owners`` are id-like columns: where one names several rows, they are drawn together.
+    """
     out, notes = [], []
     for site in sites:
         given = split_of(site)
@@ -151,7 +155,11 @@ def _splits(
         if not (split == 2).any():
             rows = np.flatnonzero(split == 0)
             strata = y[rows] if targets.objective == "classification" else np.zeros(len(rows), int)
-            split[rows] = draw_test(_content(site, used)[rows], strata, site.name)
+            several = [n for n in owners if len(set(site.columns[n])) < len(site)]
+            split[rows] = draw_test(_content(site, several[:1] or used)[rows], strata, site.name)
+            notes += [
+                f"site {site.name!r}: rows of one {n!r} are drawn together" for n in several[:1]
+            ]
             if given is not None:
                 notes.append(
                     f"site {site.name!r}: column split marks no test rows; a fifth is drawn"

@@ -196,7 +196,7 @@ def test_own_vectors_with_names_that_are_no_folders(tmp_path):
     path = tmp_path / "v.csv"
     lines = [f"{i % 2},{d},{i},{i * i}" for d in ("a/b", "..") for i in range(10)]
     path.write_text("\n".join(["kind,site,u,v", *lines]))
-    card, _ = add("numbers", path, columns=("kind", "site"))
+    card, _ = add("numbers", path, columns=("kind", "site"), table={"scale": "none"})
     domains = build("numbers")
     assert sorted(domains) == ["..", "a/b"]
     assert domains["a/b"].x.tolist()[3] == [3, 9]

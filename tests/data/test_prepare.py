@@ -189,7 +189,7 @@ def test_first_use_prepares_and_says_what_was_left_out(tmp_path, caplog):
     [
         (lambda raw: raw.mkdir(), "has no domain; expected <domain>/<class>/"),
         (lambda raw: tree(raw, domains=("cat",), classes=(".",)), "cat: has no class folders"),
-        (lambda raw: raw.write_text("x"), "expected a folder, csv, parquet or npz"),
+        (lambda raw: raw.write_text("x"), "expected a folder, csv, parquet, xlsx or npz"),
         (lambda raw: None, "does not exist; check the path"),
         (lambda raw: [tree(raw, (d,), (d,)) for d in "ab"], "no class occurs in two domains"),
     ],

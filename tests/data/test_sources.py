@@ -17,7 +17,9 @@ from fedshift.data.sources.hub import load_hub
 from fedshift.data.sources.images import resize_all, rotate_all, tree_source
 from fedshift.data.sources.pixels import decode
 from fedshift.data.sources.source import draw_test
-from fedshift.data.sources.vectors import npz_sources, table_sources, text_sources
+from fedshift.data.sources.tables.federated import table_sources
+from fedshift.data.sources.tables.schema import TableSchema
+from fedshift.data.sources.vectors import npz_sources, text_sources
 
 
 def picture(path, colour=(255, 0, 0), size=(10, 8)):
@@ -186,48 +188,6 @@ def table(path, text):
     return path
 
 
-def test_a_csv_has_a_label_a_domain_and_numbers(tmp_path):
-    path = table(
-        tmp_path / "v.csv",
-        "label,domain,a,b\n10,x,1,2\n9,x,3,4\n9,y,5,oops\n10,y,nan,1\n,y,1,1\n9,y,5,6\n10,y,1\n",
-    )
-    x, y = table_sources([path])
-    assert (x.name, y.name, x.classes) == ("x", "y", ("9", "10"))
-    read = x.read(("9", "10"), None)
-    assert read.domain.x.tolist() == [[1, 2], [3, 4]]
-    assert read.domain.y.tolist() == [1, 0]
-    assert f"{path}:4: column 'b' holds 'oops', not a number; mend the line" in read.left_out[0]
-    assert "v.csv:5: column 'a' holds 'nan'" in read.left_out[1]
-    assert "v.csv:6: column 'label' is empty" in read.left_out[2]
-    assert "v.csv:8: column 'b' holds None" in read.left_out[3]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("kind,a\n1,2\n", "has no column 'label'; it has kind, a; name the label column"),
-        ("label,city\n1,Rome\n", "no row can be used; .*column 'city' holds 'Rome'"),
-        ("label,domain\n1,x\n", "has no columns besides label, domain; add the inputs"),
-        ("label,a\n", "no row can be used; .* has no rows"),
-        ("", "is empty; expected a header line"),
-        ("label,a,a\n1,2,3\n", "has a column twice among label, a, a; rename one"),
-    ],
-)
-def test_a_csv_that_cannot_be_used_says_why(text, expected, tmp_path):
-    with pytest.raises(DataError, match=expected):
-        table_sources([table(tmp_path / "v.csv", text)])
-
-
-def test_files_of_a_folder_need_the_same_columns_in_any_order(tmp_path):
-    one = table(tmp_path / "one.csv", "label,a,b\n1,2,3\n")
-    two = table(tmp_path / "two.csv", "b,a,label\n3,2,1\n")
-    x, y = table_sources([one, two])
-    assert x.load().x.tolist() == y.load().x.tolist() == [[2, 3]]
-    table(two, "label,a\n1,2\n")
-    with pytest.raises(DataError, match=r"two.csv has the columns a; one.csv has a, b; all files"):
-        table_sources([one, two])
-
-
 def test_parquet_and_npz_of_vectors_hold_the_same(tmp_path):
     import pandas as pd
 
@@ -237,7 +197,8 @@ def test_parquet_and_npz_of_vectors_hold_the_same(tmp_path):
         tmp_path / "v.npz", x=np.array([[1.0], [2.0], [3.0]]), y=[0, 1, 0], classes=["u", "v"],
         domain=["x", "x", "y"],
     )  # fmt: skip
-    one = [s.read(("u", "v"), None) for s in table_sources([tmp_path / "v.parquet"])]
+    found = table_sources([tmp_path / "v.parquet"], TableSchema(scale="none"))
+    one = [s.read(("u", "v"), None) for s in found.sources]
     two = [s.read(("u", "v"), None) for s in npz_sources(tmp_path / "v.npz")]
     for left, right in zip(one, two, strict=True):
         assert left.domain.name == right.domain.name

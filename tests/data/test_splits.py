@@ -144,3 +144,16 @@ def test_fractions_must_add_up():
         Random(train=0.9)
     with pytest.raises(ValidationError, match="leave some to train"):
         PerClass(val=0.5, test=0.5)
+
+
+def test_validation_rows_of_a_regression_are_spread_over_its_values():
+    y = torch.arange(200, dtype=torch.float32)
+    domain = Domain("d", torch.zeros(200, 2), y, torch.zeros(200, dtype=torch.uint8), ("price",))
+    assert domain.objective == "regression"
+    codes = apply_split(Given(val=0.1), domain, seed=0)
+    chosen = y[codes == 1]
+    assert len(chosen) == 20
+    assert 60 < chosen.mean() < 140
+    labels = Domain("d", domain.x, torch.ones(200, 3), domain.split, ("p", "q", "r"))
+    assert labels.objective == "multi-label"
+    assert (apply_split(Given(val=0.1), labels, seed=0) == 1).sum() == 20

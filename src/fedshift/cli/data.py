@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 Name = Annotated[str, typer.Argument(help="A dataset; see `fedshift data list`.")]
 Size = Annotated[int | None, typer.Option(help="Pixels of a side; default: as stored.", min=1)]
+Columns = Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns with this role.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the dataset; repeatable."),
@@ -62,13 +63,46 @@ def add(
     name: Annotated[str, typer.Argument(help="What to call it from now on.")],
     path: Annotated[
         Path,
-        typer.Argument(
-            help="domain/class/*.jpg, a csv that lists images, or a csv, parquet or npz of vectors."
-        ),
+        typer.Argument(help="Folders of images, a csv that lists them, csv, parquet, xlsx or npz."),
     ],
     size: Size = None,
-    label: Annotated[str, typer.Option(help="Column of the label.")] = "label",
-    domain: Annotated[str, typer.Option(help="Column of the domain.")] = "domain",
+    label: Annotated[
+        str | None, typer.Option(help="Column of the label; several, with commas: multi-label.")
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", "--site", help="Column that names the site.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="classification, regression or multi-label.")
+    ] = None,
+    rename_label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="A label that a site writes its own way; repeatable."),
+    ] = None,
+    drop: Columns = None,
+    numeric: Columns = None,
+    categorical: Columns = None,
+    date: Columns = None,
+    text: Columns = None,
+    missing: Annotated[
+        list[str] | None, typer.Option(help="A further cell that means missing; repeatable.")
+    ] = None,
+    impute: Annotated[
+        str | None, typer.Option(help="Missing numbers: median, mean, or drop the row.")
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="Numbers: standard, or none.")] = None,
+    statistics: Annotated[
+        str | None, typer.Option(help="federated: summed over sites; or each site's own.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Of texts: words, minilm, or a local folder.")
+    ] = None,
+    may_drop: Annotated[
+        float | None, typer.Option(help="Share of a site's rows that may be left out.")
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="TOML file with any of these, and more.")
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(help="Folder that the paths in a csv start from; default: the csv's."),
@@ -76,11 +110,18 @@ def add(
     max_gb: MaxGb = 8,
     max_megapixels: MaxMegapixels = 64,
 ) -> None:
-    """Make a dataset of your own images or vectors."""
+    """Make a dataset of your own images, tables or texts."""
     from fedshift.cli import datasets
 
+    told = {
+        "label": label, "domain": domain, "objective": objective, "drop": drop,
+        "numeric": numeric, "categorical": categorical, "date": date, "text": text,
+        "missing": missing, "impute": impute, "scale": scale, "statistics": statistics,
+        "encoder": encoder, "may_drop": may_drop, "rename_label": rename_label,
+    }  # fmt: skip
+    given = {key: value for key, value in told.items() if value is not None}
     limits = (max_gb, max_megapixels)
-    datasets.add_own(name, path, size, columns=(label, domain), images=images, limits=limits)
+    datasets.add_own(name, path, size, given, schema, images=images, limits=limits)
 
 
 @app.command()

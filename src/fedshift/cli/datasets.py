@@ -19,6 +19,7 @@ from fedshift.data.library.near import NearDuplicates
 from fedshift.data.library.prepare import Report, prepare, prepared, store_of
 from fedshift.data.sources.discover import is_found
 from fedshift.data.sources.limits import Limits
+from fedshift.data.sources.tables.schema import schema_of
 
 SHOWN = 20  # lines of a report on the screen
 
@@ -72,14 +73,22 @@ def add_own(
     name: str,
     path: Path,
     size: int | None,
+    given: dict[str, Any],
+    schema: Path | None,
     *,
-    columns: tuple[str, str],
     images: Path | None,
     limits: tuple[float, float],
 ) -> None:
-    """Make a dataset of one's own, and say what was left out."""
-    allowed = Limits(*limits)
-    card, report = add(name, path, size=size, columns=columns, images=images, limits=allowed)
+    """Make a dataset of one's own, and say what was left out; ``given``: what is said of tables."""
+    pairs = [pair.partition("=") for pair in given.pop("rename_label", [])]
+    if pairs:
+        given["rename_label"] = {old.strip(): new.strip() for old, _, new in pairs}
+    told = schema_of(given, schema)
+    table = told.model_dump(mode="json", exclude_unset=True)
+    columns = (",".join(told.label), told.domain)
+    card, report = add(
+        name, path, size=size, columns=columns, table=table, images=images, limits=Limits(*limits)
+    )
     _tell(card, Variant(size), report)
 
 
@@ -143,6 +152,8 @@ def _near(near: NearDuplicates) -> None:
 
 
 def _lines(found: inspection.Inspection) -> None:
+    for line in inspection.column_lines(found):
+        typer.echo(line)
     for where, count in found.duplicates.items():
         typer.echo(f"duplicates: {count} {where}")
     if not found.duplicates:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, UnknownNameError
@@ -50,6 +51,7 @@ class DatasetCard:
     origin: str = ""  # path that your own data were added from
     columns: tuple[str, str] = ("label", "domain")  # of a csv or parquet file
     images: str = ""  # folder that the paths in a csv start from; empty: the csv's own
+    table: Mapping[str, Any] = field(default_factory=dict)  # what else you said about your table
 
     @property
     def needed(self) -> tuple[str, ...]:

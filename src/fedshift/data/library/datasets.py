@@ -16,9 +16,10 @@ from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
-from fedshift.base.files import home, write_json
+from fedshift.base.files import home, write_bytes, write_json
 from fedshift.base.logs import warn_once
 from fedshift.base.settings import convert
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
@@ -26,6 +27,7 @@ from fedshift.data.library.prepare import Report, load, prepare, prepared, read_
 from fedshift.data.registry import DATASETS, register_dataset
 from fedshift.data.samples import Domain
 from fedshift.data.sources.limits import Limits
+from fedshift.data.sources.tables.schema import schema_of
 
 Domains = Mapping[str, Domain]
 Variants = Callable[..., Variant]
@@ -184,17 +186,20 @@ def card_of(name: str) -> DatasetCard:
     return cards[name]
 
 
-def add(
+def add(  # noqa: PLR0913  one keyword per choice
     name: str,
-    path: Path,
+    data: Path | Any,
     *,
     size: int | None = None,
     columns: tuple[str, str] = ("label", "domain"),
+    table: Mapping[str, Any] | None = None,
     images: Path | None = None,
     limits: Limits | None = None,
 ) -> tuple[DatasetCard, Report]:
-    """Prepare your own images or vectors and register them as the dataset ``name`` for good.
+    """Prepare your own images or tables and register them as the dataset ``name`` for good.
 
+    ``data`` is a folder or file, a DataFrame of pandas, or one DataFrame per site by its name, of
+    which a copy is kept. ``table`` holds the fields of :class:`TableSchema` that you set;
     ``images`` is the folder that the paths in a csv start from, if it is not the csv's own.
     """
     if not re.fullmatch(NAME, name) or name == "own":
@@ -202,21 +207,29 @@ def add(
     taken = DATASETS.entries().get(name)
     if name in CATALOGUE or (taken and taken.build.__module__ != __name__):
         raise ConfigError(f"a dataset is called {name!r} already; choose another name")
+    path = data if isinstance(data, Path) else keep_frames(name, data)
     if not path.exists():
         raise DataError(f"{path} does not exist; give a folder of images, or a csv, parquet or npz")
+    told = schema_of(dict(table or {})).model_dump(mode="json", exclude_unset=True)
     card = DatasetCard(
-        name, f"your own, from {path}", (), 0, origin=str(path.resolve()), columns=columns,
+        name,
+        f"your own, from {path}",
+        (),
+        0,
+        origin=str(path.resolve()),
+        columns=columns,
+        table=told,
         images=str(images.resolve()) if images else "",
-    )  # fmt: skip
+    )
     report = prepare(card, Variant(size), limits=limits)
     about = read_about(store_of(card, Variant(size)))
     shape = "x".join(map(str, about["shape"]))
     full = asdict(card) | {
         "classes": len(about["classes"]),
         "class_names": about["classes"],
-        "domains": about["domains"],
         "size": size,
         "form": f"{shape} {'images' if len(about['shape']) == 3 else 'vectors'}",
+        "domains": about["domains"],
         "licence": "yours",
     }
     write_json(home() / "own" / f"{name}.json", full)
@@ -259,6 +272,23 @@ def delete(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot delete {path}: {error}; check the permissions") from error
+
+
+def keep_frames(name: str, frames: Any) -> Path:
+    """Write DataFrames as csv files under FEDSHIFT_HOME/own; returns the file or folder."""
+    root = home() / "own" / f"{name}.tables"
+    if hasattr(frames, "to_csv"):
+        frames = {"": frames}
+    if not isinstance(frames, Mapping) or not all(hasattr(f, "to_csv") for f in frames.values()):
+        raise DataError(
+            f"{type(frames).__name__} is no data; give a path, a DataFrame, or DataFrames by site"
+        )
+    if root.exists():
+        shutil.rmtree(root)
+    for site, frame in frames.items():
+        text = (frame.assign(domain=site) if site else frame).to_csv(index=False)
+        write_bytes(root / f"{quote(site, safe=' ') or name}.csv", text.encode())
+    return root / f"{name}.csv" if "" in frames else root
 
 
 for _card in CATALOGUE.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,13 @@ from rich.table import Table
 
 from fedshift.base.files import write_bytes
 from fedshift.data.library.near import NearDuplicates, find_near
-from fedshift.data.library.prepare import Report, folder_name, read_report, read_store
+from fedshift.data.library.prepare import (
+    Report,
+    folder_name,
+    read_report,
+    read_store,
+    rows_of_classes,
+)
 from fedshift.data.samples import Domain
 from fedshift.data.sources.source import content
 from fedshift.data.store import read_ids
@@ -39,11 +46,29 @@ class Inspection:
     report: Report
     verified: bool
     near: NearDuplicates = field(default_factory=NearDuplicates)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of a table: roles and objective
 
     def counts(self) -> list[list[int]]:
-        """Rows per class (outer) and domain (inner)."""
-        per = [np.bincount(d.y.numpy(), minlength=len(d.classes)) for d in self.domains.values()]
+        """Rows per class or label (outer) and domain (inner); of a number to predict, all rows."""
+        if self.objective == "regression":
+            return [[len(domain.y) for domain in self.domains.values()]]
+        per = [rows_of_classes(domain) for domain in self.domains.values()]
         return [list(map(int, row)) for row in np.stack(per, axis=1)]
+
+    @property
+    def objective(self) -> str:
+        """What there is to learn."""
+        return next(iter(self.domains.values())).objective
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Mean, deviation and range of a number to predict, by domain."""
+        if self.objective != "regression":
+            return {}
+        found = {name: domain.y.numpy().astype(np.float64) for name, domain in self.domains.items()}
+        return {
+            name: {"mean": y.mean(), "std": y.std(), "min": y.min(), "max": y.max()}
+            for name, y in found.items()
+        }
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -65,6 +90,7 @@ class Inspection:
             "name": self.name, "shape": shape, "splits": splits, "counts": counts,
             "duplicates": dict(self.duplicates), "near_duplicates": dict(self.near.counts),
             "near_pairs": [list(pair) for pair in self.near.pairs], "verified": self.verified,
+            "objective": self.objective, "numbers": self.numbers(), "columns": dict(self.columns),
             **self.report,
         }  # fmt: skip
 
@@ -73,8 +99,34 @@ def inspect(name: str, folder: Path, *, verify: bool = False) -> Inspection:
     """Read a prepared folder; ``verify`` compares all checksums."""
     domains = read_store(folder, verify=verify)
     ids = {one: read_ids(folder / folder_name(one)) for one in domains}
-    near = find_near(domains, ids)
-    return Inspection(name, domains, find_duplicates(domains), read_report(folder), verify, near)
+    near, columns = find_near(domains, ids), read_columns(folder)
+    duplicates, report = find_duplicates(domains), read_report(folder)
+    return Inspection(name, domains, duplicates, report, verify, near, columns)
+
+
+def read_columns(folder: Path) -> dict[str, Any]:
+    """Of prepared tables: the role of each column, and where its statistics come from."""
+    if not (folder / "table.json").exists():
+        return {}
+    told: dict[str, Any] = json.loads((folder / "table.json").read_text())
+    record = json.loads((folder / "preparation.json").read_text())
+    told |= {key: record[key] for key in ("statistics", "leaves", "numbers")}
+    return told
+
+
+def column_lines(found: Inspection) -> list[str]:
+    """One line per column of a table, and lines on the target and the statistics."""
+    if not found.columns:
+        return []
+    lines = [f"target: {', '.join(found.columns['target'])} ({found.objective})"]
+    for name, one in found.numbers().items():
+        lines.append(f"target at {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in one.items()))
+    for name, one in found.columns["roles"].items():
+        gaps = f", {one['missing']} of {one['rows']} missing" if one["missing"] else ""
+        lines.append(f"column {name}: {one['role']} ({one['why']}{gaps})")
+    lines.append(f"statistics: {found.columns['statistics']}")
+    lines += [f"leaves each site: {what}" for what in found.columns["leaves"]]
+    return lines
 
 
 def find_duplicates(domains: Mapping[str, Domain]) -> dict[str, int]:
@@ -102,7 +154,7 @@ def table(found: Inspection) -> Table:
         out = Table("domain", *SPLIT_NAMES, "classes", title=found.name)
         for name, domain in found.domains.items():
             marks = [str(len(domain.rows(i))) for i in range(3)]
-            out.add_row(name, *marks, str(len(domain.y.unique())))
+            out.add_row(name, *marks, str(len(np.flatnonzero(rows_of_classes(domain)))))
         return out
     out = Table("class", title=found.name)
     for name in (*found.domains, "all"):
@@ -170,7 +222,7 @@ def page(found: Inspection, picture: str) -> str:
         f"<style>{style}</style><h1>{name}</h1><table>{head}{body}</table>{picture}"
         f"{_list('Duplicates', duplicates)}{_list('Near-duplicates', near)}"
         f"{_list('Left out', found.report['left_out'])}"
-        f"{_list('Notes', found.report['notes'])}</html>\n"
+        f"{_list('Notes', found.report['notes'])}{_list('Columns', column_lines(found))}</html>\n"
     )
 
 

@@ -125,6 +125,8 @@ def prepare(
                 _keep(part, read, about, report)
             (part / "dataset.json").write_text(json.dumps(about, indent=2))
             (part / "report.json").write_text(json.dumps(report, indent=2))
+            for name, kept in found.files.items():
+                (part / name).write_text(json.dumps(kept, indent=2))
     except OSError as error:
         raise DataError(
             f"cannot prepare {card.name!r}: {error}; check the disk, permissions and FEDSHIFT_HOME"
@@ -148,16 +150,26 @@ def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None
     write_domain(part / folder_name(domain.name), domain, read.ids)
     about["domains"].append(domain.name)
     about["classes"] = list(domain.classes)
+    about["objective"] = domain.objective
     about["bytes"] += sum(getattr(domain, name).nbytes for name in ARRAYS)
     report["left_out"] += read.left_out
     report["notes"] += read.notes
-    counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
+    counts = rows_of_classes(domain)
     if missing := [domain.classes[i] for i in np.flatnonzero(counts == 0)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         report["notes"].append(
             f"domain {domain.name!r} has nothing of class {', '.join(missing[:10])}{more}; "
             "add some, or leave the class out"
         )
+
+
+def rows_of_classes(domain: Domain) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """How many rows have each class or label, (K,)."""
+    if domain.objective == "regression":
+        return np.array([len(domain.y)])
+    if domain.objective == "multi-label":
+        return domain.y.sum(dim=0).long().numpy()
+    return np.bincount(domain.y.numpy(), minlength=len(domain.classes))
 
 
 def folder_name(domain: str) -> str:

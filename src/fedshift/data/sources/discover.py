@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +37,12 @@ from fedshift.data.sources.images import ImageSource, tree_source
 from fedshift.data.sources.listed import listed_sources, path_column
 from fedshift.data.sources.pixels import SUFFIXES
 from fedshift.data.sources.source import Source
+from fedshift.data.sources.tables import reading
+from fedshift.data.sources.tables.federated import table_sources
+from fedshift.data.sources.tables.schema import TableSchema, schema_of
 from fedshift.data.sources.walk import refusal, visible
 
-TABLES = (".csv", ".parquet")
+TABLES = reading.SUFFIXES
 
 
 @dataclass
@@ -47,6 +51,7 @@ class Found:
 
     sources: list[Source] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    files: dict[str, Any] = field(default_factory=dict)  # JSON to keep beside the data, by name
 
 
 def source_folders(card: DatasetCard, variant: Variant) -> list[Path]:
@@ -218,7 +223,9 @@ def _from_file(card: DatasetCard, path: Path) -> Found:
         return _from_tables(card, path, [path])
     if path.suffix.lower() == ".npz":
         return Found([_renamed(card, s) for s in vectors.npz_sources(path)])
-    raise DataError(f"{path} is a {path.suffix or 'file'}; expected a folder, csv, parquet or npz")
+    raise DataError(
+        f"{path} is a {path.suffix or 'file'}; expected a folder, csv, parquet, xlsx or npz"
+    )
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -238,15 +245,22 @@ def _from_tables(card: DatasetCard, folder: Path, files: Sequence[Path]) -> Foun
         return Found([_renamed(card, source) for source in listed])
     images = [p for p in files if p.suffix.lower() == ".parquet" and _has_images(p, card)]
     if not images:
-        label, domain = card.columns
-        rows = vectors.table_sources(files, label=label, domain=domain)
-        return Found([_renamed(card, source) for source in rows])
+        tables = table_sources(files, schema_for(card))
+        sources = [_renamed(card, s) if isinstance(s, ArraySource) else s for s in tables.sources]
+        return Found(list(sources), tables.notes, tables.files)
     hub = card.hub[0] if card.hub else Hub("", label=card.columns[0], domain=card.columns[1])
     return Found([_renamed(card, s) for s in by_card([(folder, hub)])])
 
 
+def schema_for(card: DatasetCard) -> TableSchema:
+    """What is known of a card's tables; published vectors are taken as they are."""
+    label, domain = card.columns
+    told = {"label": label, "domain": domain} | dict(card.table)
+    return schema_of(told if card.origin else told | {"plain": True})
+
+
 def _has_images(path: Path, card: DatasetCard) -> bool:
-    names = vectors.arrow("parquet").read_schema(path).names
+    names = reading.arrow("parquet").read_schema(path).names
     return "image" in names or any(hub.image in names for hub in card.hub)
 
 

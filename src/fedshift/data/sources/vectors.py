@@ -1,18 +1,14 @@
-"""Your own vectors: csv, parquet or npz with labels, and texts through your own encoder.
+"""Vectors of one npz with several domains, and texts through your own encoder.
 
-``discover`` calls it. Columns named ``domain``, ``split`` (train, val, test) and ``id`` are
-optional; all others hold numbers. Without a domain column each file is a domain. A line that cannot
-be used is left out and reported with its place, and nothing is ever guessed or filled in.
+``discover`` calls it. Tables are in ``sources.tables``.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,146 +17,11 @@ import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources.arrays import ArraySource, Rows, npz_source, open_npz
-from fedshift.data.sources.images import SPLITS
+from fedshift.data.sources.tables.reading import as_texts, read_table
+from fedshift.data.sources.tables.schema import TableSchema
+from fedshift.data.sources.tables.targets import in_order
 
-EXTRA = ("split", "id")
 Line = tuple[str, dict[str, Any]]  # file and line, for messages; values by column
-
-
-@dataclass
-class VectorTable:
-    """The usable lines of all files, column by column, and what was left out."""
-
-    x: list[Any] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    domains: list[str] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-    def sources(self) -> list[ArraySource]:
-        """One source per domain."""
-        x, labels = np.array(self.x, dtype=np.float32), np.array(self.labels)
-        domains, marks = np.array(self.domains), np.array(self.marks)
-        out: list[ArraySource] = []
-        for name in sorted(set(self.domains)):
-            rows = np.flatnonzero(domains == name)
-            split = marks[rows] if (marks[rows] >= 0).all() else None
-            left_out = tuple(self.left_out) if not out else ()
-            kept = Rows(x[rows], labels[rows], split, tuple(self.ids[i] for i in rows), left_out)
-            out.append(ArraySource(name, in_order(labels[rows]), partial(_same, kept)))
-        return out
-
-
-def in_order(labels: Iterable[str]) -> tuple[str, ...]:
-    """Distinct class names, sorted; by value if all of them are whole numbers.
-
-    >>> in_order(["10", "9", "9"])
-    ('9', '10')
-    """
-    names = {str(name) for name in labels}
-    number = all(re.fullmatch(r"-?\d+", name) for name in names)
-    return tuple(sorted(names, key=int if number else str))
-
-
-def table_sources(
-    paths: Sequence[Path], *, label: str = "label", domain: str = "domain"
-) -> list[ArraySource]:
-    """The domains of csv or parquet files whose inputs are columns of numbers."""
-    table, first = VectorTable(), [""]
-    for path in paths:
-        header, lines = read_lines(path)
-        numbers = _number_columns(path, header, label=label, domain=domain)
-        first = numbers if path == paths[0] else first
-        if sorted(numbers) != sorted(first):
-            found = f"{path} has the columns {', '.join(numbers)}; {paths[0].name} has "
-            raise DataError(found + f"{', '.join(first)}; all files need the same")
-        for where, values in lines:
-            _add(table, where, values, (first, label, domain, path.stem))
-    if not table.x:
-        reason = table.left_out[0] if table.left_out else f"{paths[0]} has no rows"
-        raise DataError(f"no row can be used; {reason}")
-    return table.sources()
-
-
-def _number_columns(path: Path, header: Sequence[str], *, label: str, domain: str) -> list[str]:
-    if label not in header:
-        raise DataError(
-            f"{path} has no column {label!r}; it has {', '.join(header)}; name the label column",
-            "label=COLUMN",
-        )
-    if len(set(header)) < len(header):
-        raise DataError(f"{path} has a column twice among {', '.join(header)}; rename one")
-    numbers = [name for name in header if name not in (label, domain, *EXTRA)]
-    if not numbers:
-        raise DataError(f"{path} has no columns besides {', '.join(header)}; add the inputs")
-    return numbers
-
-
-def _add(
-    table: VectorTable, where: str, values: dict[str, Any], names: tuple[list[str], str, str, str]
-) -> None:
-    """Add one line to the table in place, or a reason to what was left out."""
-    numbers, label, domain, stem = names
-    row = []
-    for name in numbers:
-        value = number(values.get(name))
-        if value is None:
-            text = f"column {name!r} holds {values.get(name)!r}, not a number"
-            table.left_out.append(f"{where}: {text}; mend the line or drop the column")
-            return
-        row.append(value)
-    if values.get(label) in (None, ""):
-        table.left_out.append(f"{where}: column {label!r} is empty; give the line a label")
-        return
-    table.x.append(row)
-    table.labels.append(str(values[label]))
-    table.domains.append(str(values.get(domain) or stem))
-    table.marks.append(SPLITS.get(str(values.get("split", "")).lower(), -1))
-    table.ids.append(str(values.get("id", where)))
-
-
-def number(value: Any) -> float | None:
-    """The value as a finite number, or None if it is not one."""
-    try:
-        out = float(value)
-    except (TypeError, ValueError):
-        return None
-    return out if np.isfinite(out) else None
-
-
-def read_lines(path: Path) -> tuple[list[str], Iterable[Line]]:
-    """Header and lines of a csv or parquet file."""
-    if path.suffix.lower() == ".parquet":
-        return _read_parquet(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); save it as UTF-8 csv") from None
-    if not rows:
-        raise DataError(f"{path} is empty; expected a header line and rows")
-    header = [name.strip() for name in rows[0]]
-    lines = ((f"{path}:{n}", row) for n, row in enumerate(rows[1:], start=2) if row)
-    return header, [(where, dict(zip(header, row, strict=False))) for where, row in lines]
-
-
-def _read_parquet(path: Path) -> tuple[list[str], Iterable[Line]]:
-    try:
-        table = arrow("parquet").read_table(path)
-    except (OSError, arrow("lib").ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path} cannot be read ({reason}); write it again") from None
-    lines = [(f"{path}, row {i}", values) for i, values in enumerate(table.to_pylist())]
-    return list(table.column_names), lines
-
-
-def arrow(module: str) -> Any:
-    """A module of pyarrow, which comes with the extra ``hub``."""
-    try:
-        return importlib.import_module(f"pyarrow.{module}")
-    except ImportError:
-        raise DataError("parquet needs pyarrow; pip install 'fedshift[hub]', or use csv") from None
 
 
 def _same(rows: Rows) -> Rows:
@@ -208,13 +69,16 @@ def text_sources(
     for name, rows in sorted(found.items()):
         texts, labels, ids = zip(*rows, strict=True)
         load = partial(_encoded, encode, texts, labels, ids)
-        out.append(ArraySource(name, tuple(names) or in_order(labels), load))
+        out.append(ArraySource(name, tuple(names) or in_order(set(labels)), load))
     return out
 
 
 def _texts(folder: Path) -> Iterable[Line]:
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.parquet")]):
-        yield from read_lines(path)[1]
+        table = read_table(path, TableSchema())
+        columns = {name: as_texts(column) for name, column in table.columns.items()}
+        for i, line in enumerate(table.lines):
+            yield f"{path}:{line}", {name: column[i] for name, column in columns.items()}
     for path in sorted(folder.glob("*/*.review")):
         if path.stem in ("positive", "negative"):
             bodies = path.read_text(encoding="latin-1")

@@ -1,0 +1,340 @@
+"""Opens csv, parquet and Excel files as columns of numbers or texts.
+
+``federated`` calls :func:`read_table`. Delimiter, decimal comma and encoding are found unless the
+schema names them. A column is a float array, nan where a cell is missing, or an array of texts,
+None where one is missing. A csv is read in blocks, so that only one block is held as text; nothing
+is filled in here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import importlib
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.base.errors import DataError
+from fedshift.data.sources.tables.schema import TableSchema
+
+Array = NDArray[Any]
+BLOCK = 16384  # lines
+DELIMITERS = (",", ";", "\t", "|")
+EXCEL = (".xlsx", ".xlsm")
+SUFFIXES = (".csv", ".tsv", ".parquet", *EXCEL)
+CODE = re.compile("\x000[0-9]")  # 007 is a code, not the number 7
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+MARKS = (  # of an encoding, at the start of a file
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file as columns, and the line that each row comes from."""
+
+    path: Path
+    columns: dict[str, Array]  # by name: (N,) float64, or (N,) objects: texts or None
+    lines: Array  # (N,) line or row numbers in the file
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+def read_table(path: Path, schema: TableSchema, texts: Sequence[str] = ()) -> Table:
+    """The columns of a file; those in ``texts`` are never turned into numbers."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        table = _read_parquet(path, schema)
+    elif suffix in EXCEL:
+        table = _read_excel(path, schema)
+    else:
+        table = _read_csv(path, schema, frozenset(texts))
+    if not len(table):
+        raise DataError(f"{path} has no rows; expected a header line and rows")
+    return table
+
+
+def as_texts(column: Array) -> Array:
+    """A column as texts; whole numbers without a decimal point, None where one is missing."""
+    if column.dtype == object:
+        return column
+    values, at = np.unique(column, return_inverse=True)
+    names = [None if np.isnan(v) else number_text(v) for v in values]
+    return np.array([*names, None], dtype=object)[at]  # None: the array is of objects in any case
+
+
+def number_text(value: float) -> str:
+    """A number as a person writes it.
+
+    >>> number_text(3.0), number_text(0.5)
+    ('3', '0.5')
+    """
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def parse_numbers(cells: Sequence[str], absent: frozenset[str], decimal: str = ".") -> Array | None:
+    """Cells as numbers, nan where one is missing; None if a cell is something else, or a code.
+
+    >>> parse_numbers(["1", "?", "2.5"], frozenset(["?"])).tolist()
+    [1.0, nan, 2.5]
+    """
+    return None if is_code(cells) else numbers_of(cells, absent, decimal)
+
+
+def numbers_of(cells: Sequence[str], absent: frozenset[str], decimal: str = ".") -> Array | None:
+    """As :func:`parse_numbers`, and a code such as 007 is the number 7."""
+    plain = absent | {cell.upper() for cell in absent}  # most files: no need to look closer
+    ways = (
+        lambda: cells,
+        lambda: ["nan" if c in plain else c for c in cells],
+        lambda: ["nan" if c.strip().lower() in absent else _plain(c, decimal) for c in cells],
+    )
+    for way in ways:
+        with suppress(ValueError):
+            out = np.fromiter(map(float, way()), np.float64, len(cells))
+            out[~np.isfinite(out)] = np.nan
+            return out
+    return None
+
+
+def is_code(cells: Sequence[str]) -> bool:
+    """Whether a cell looks like a number and is none: 007, or 1_000, which Python accepts."""
+    joined = "\0" + "\0".join(cells)
+    return "_" in joined or CODE.search(joined) is not None
+
+
+def _plain(cell: str, decimal: str) -> str:
+    """A number without a decimal comma and without marks of thousands."""
+    if "," not in cell:
+        return cell
+    if decimal == ",":
+        return cell.replace(".", "").replace(",", ".")
+    cell = cell.strip()
+    return cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell
+
+
+def parse_texts(cells: Sequence[str], absent: frozenset[str]) -> Array:
+    """Cells as texts, None where one is missing."""
+    known = {c: None if c.strip().lower() in absent else c.strip() for c in set(cells)}
+    out = np.empty(len(cells), dtype=object)
+    out[:] = [known[c] for c in cells]
+    return out
+
+
+def encoding_of(path: Path) -> str:
+    """By its first bytes, or the first of UTF-8, Windows and Latin-1 that fits the whole file."""
+    with path.open("rb") as file:
+        head = file.read(400)
+        for mark, name in MARKS:
+            if head.startswith(mark):
+                return name
+        if b"\0" in head:  # UTF-16 without a mark: every other byte of plain text is zero
+            return "utf-16-be" if head[::2].count(0) > head[1::2].count(0) else "utf-16-le"
+        for name in ("utf-8", "cp1252"):
+            file.seek(0)
+            decoder = codecs.getincrementaldecoder(name)()
+            try:
+                while block := file.read(2**20):
+                    decoder.decode(block)
+                decoder.decode(b"", final=True)
+            except UnicodeDecodeError:
+                continue
+            return name
+    return "latin-1"
+
+
+def delimiter_of(sample: str) -> str:
+    r"""The delimiter by which most lines have as many cells as the header.
+
+    >>> delimiter_of("a;b\n1,5;2\n")
+    ';'
+    """
+    lines, best = sample.splitlines()[:50], (0.0, 0, ",")
+    for mark in DELIMITERS:
+        widths = [len(row) for row in csv.reader(lines, delimiter=mark) if row]
+        if widths and widths[0] > 1:
+            same = sum(w == widths[0] for w in widths) / len(widths)
+            best = max(best, (same, widths[0], mark))
+    return best[2]
+
+
+@dataclass
+class _Blocks:
+    """Columns that grow block by block; a column that fails as numbers late is read again."""
+
+    decimal: str
+    absent: frozenset[str]
+    texts: set[str]  # columns that are texts
+    parts: dict[str, list[Array]] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+
+    def add(self, header: Sequence[str], rows: list[list[str]]) -> None:
+        """Append a block of lines in place."""
+        for name, cells in zip(header, zip(*rows, strict=True), strict=True):
+            parts = self.parts.setdefault(name, [])
+            if name not in self.texts:
+                numbers = parse_numbers(cells, self.absent, self.decimal)
+                if numbers is not None:
+                    parts.append(numbers)
+                    continue
+                self.texts.add(name)
+                if any(not np.isnan(part).all() for part in parts):
+                    self.late.add(name)
+            parts.append(parse_texts(cells, self.absent))
+
+    def columns(self) -> dict[str, Array]:
+        """Whole columns."""
+        out = {}
+        for name, parts in self.parts.items():
+            mixed = name in self.texts and any(part.dtype != object for part in parts)
+            out[name] = np.concatenate([as_texts(p) for p in parts] if mixed else parts)
+        return out
+
+
+def _read_csv(path: Path, schema: TableSchema, texts: frozenset[str]) -> Table:
+    try:
+        encoding = schema.encoding or encoding_of(path)
+        with path.open(newline="", encoding=encoding) as file:
+            delimiter = schema.delimiter or delimiter_of(file.read(2**16))
+        told = schema.decimal or ("." if delimiter == "," else ",")
+        how = (encoding, delimiter)
+        blocks = _Blocks(told, schema.absent, set(texts))
+        lines = _fill(blocks, path, how)
+        if blocks.late:  # numbers in the first blocks, texts later: their spelling matters
+            blocks = _Blocks(told, schema.absent, blocks.texts)
+            lines = _fill(blocks, path, how)
+    except (OSError, UnicodeError, LookupError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}); save it as UTF-8 csv") from None
+    columns = {name: _without(column, schema) for name, column in blocks.columns().items()}
+    return Table(path, columns, np.array(lines, dtype=np.int64))
+
+
+def _fill(blocks: _Blocks, path: Path, how: tuple[str, str]) -> list[int]:
+    """Read a csv into ``blocks`` in place; returns the line number of each row."""
+    with path.open(newline="", encoding=how[0]) as file:
+        reader = csv.reader(file, delimiter=how[1])
+        header = [name.strip() for name in next(reader, [])]
+        check_header(path, header)
+        lines: list[int] = []
+        for rows in _rows(path, reader, len(header), lines):
+            blocks.add(header, rows)
+    return lines
+
+
+def _rows(path: Path, reader: Any, width: int, lines: list[int]) -> Iterator[list[list[str]]]:
+    """Blocks of lines, all of one width; line numbers are appended to ``lines`` in place."""
+    rows: list[list[str]] = []
+    for row in reader:
+        if len(row) != width:
+            if not row:
+                continue
+            if any(row[width:]):
+                raise DataError(
+                    f"{path}:{reader.line_num} has {len(row)} cells, the header {width}; mend the "
+                    "line, or name the delimiter in a schema file"
+                )
+            row = [*row, *[""] * (width - len(row))][:width]  # noqa: PLW2901
+        rows.append(row)
+        lines.append(reader.line_num)
+        if len(rows) == BLOCK:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def check_header(path: Path, header: Sequence[str]) -> None:
+    """Raise if a table's first line is no header, or names a column twice."""
+    if not any(header):
+        raise DataError(f"{path} is empty; expected a header line and rows")
+    if len(set(header)) < len(header):
+        raise DataError(f"{path} has a column twice among {', '.join(header)}; rename one")
+    if len(header) > 1 and parse_numbers(list(header), frozenset(("", "?"))) is not None:
+        found = ", ".join(header[:5])
+        raise DataError(f"{path} starts with {found}: no header; add a line of column names")
+
+
+def _without(column: Array, schema: TableSchema) -> Array:
+    """Cells that equal a number of ``schema.missing`` become missing."""
+    if column.dtype == object or not schema.missing:
+        return column
+    told = parse_numbers(list(schema.missing), schema.absent - set(schema.missing))
+    return column if told is None else np.where(np.isin(column, told), np.nan, column)
+
+
+def _read_parquet(path: Path, schema: TableSchema) -> Table:
+    try:
+        table = arrow("parquet").read_table(path)
+    except (OSError, arrow("lib").ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read ({reason}); write it again") from None
+    names = [name.strip() for name in table.column_names]
+    columns = {}
+    for name, column in zip(names, table.columns, strict=True):
+        kind = str(column.type)
+        if kind.startswith(("int", "uint", "float", "double", "halffloat")):
+            numbers = column.to_numpy().astype(np.float64)
+            columns[name] = _without(np.where(np.isfinite(numbers), numbers, np.nan), schema)
+        else:
+            columns[name] = from_values(column.to_pylist(), schema)
+    check_header(path, names)
+    return Table(path, columns, np.arange(table.num_rows))
+
+
+def arrow(module: str) -> Any:
+    """A module of pyarrow, which comes with the extra ``tables``."""
+    try:
+        return importlib.import_module(f"pyarrow.{module}")
+    except ImportError:
+        hint = "pip install 'fedshift[tables]', or use csv"
+        raise DataError(f"parquet needs pyarrow; {hint}") from None
+
+
+def _read_excel(path: Path, schema: TableSchema) -> Table:
+    try:
+        openpyxl = importlib.import_module("openpyxl")
+    except ImportError:
+        hint = "pip install 'fedshift[tables]', or save it as csv"
+        raise DataError(f"{path} needs openpyxl; {hint}") from None
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        sheet = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
+        book.close()
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read ({error}); save it again as xlsx") from None
+    rows = [(n, row) for n, row in enumerate(sheet, start=1) if any(v is not None for v in row)]
+    header = ["" if v is None else str(v).strip() for v in rows[0][1]] if rows else []
+    while header and not header[-1]:
+        header.pop()  # Excel keeps empty columns at the end
+    check_header(path, header)
+    columns = {
+        name: from_values([row[i] if i < len(row) else None for _, row in rows[1:]], schema)
+        for i, name in enumerate(header)
+    }
+    return Table(path, columns, np.array([n for n, _ in rows[1:]], dtype=np.int64))
+
+
+def from_values(values: Sequence[Any], schema: TableSchema) -> Array:
+    """A column from Python values; numbers if all of them are, else texts."""
+    cells = ["" if v is None else _text(v) for v in values]
+    numbers = parse_numbers(cells, schema.absent, schema.decimal or ".")
+    return parse_texts(cells, schema.absent) if numbers is None else _without(numbers, schema)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return "" if not np.isfinite(value) else number_text(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

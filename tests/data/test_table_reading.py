@@ -1,0 +1,109 @@
+"""Files of tables: any delimiter, decimal comma and encoding give the same columns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedshift.base.errors import DataError
+from fedshift.data.sources.tables import reading
+from fedshift.data.sources.tables.reading import read_table
+from fedshift.data.sources.tables.schema import TableSchema
+
+PLAIN = "città,x,y\nA,1.5,1\nB,2.25,?\n"
+GERMAN = "città;x;y\nA;1,5;1\nB;2,25;\n"
+
+
+def columns(path, **told):
+    found = read_table(path, TableSchema(**told)).columns
+    return {name: ["-" if v is None or v != v else v for v in col] for name, col in found.items()}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize(
+    "text", [PLAIN, GERMAN, PLAIN.replace(",", "\t"), GERMAN.replace(";", "|")]
+)
+def test_delimiter_decimal_comma_and_encoding_are_found(text, encoding, tmp_path):
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    assert columns(tmp_path / "t.csv") == {"città": ["A", "B"], "x": [1.5, 2.25], "y": [1.0, "-"]}
+
+
+@pytest.mark.parametrize("suffix", ["xlsx", "parquet"])
+def test_excel_and_parquet_give_the_same_columns_as_csv(suffix, tmp_path):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(
+        {"a": [1.5, None, 3], "kind": ["u", None, "?"], "day": pd.to_datetime(["2020-02-01"] * 3)}
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    if suffix == "xlsx":
+        frame.to_excel(tmp_path / "t.xlsx", index=False)
+    else:
+        frame.to_parquet(tmp_path / "t.parquet")
+    found, plain = columns(tmp_path / f"t.{suffix}"), columns(tmp_path / "t.csv")
+    assert [v[:10] for v in found.pop("day")] == plain.pop("day") == ["2020-02-01"] * 3
+    assert found == plain == {"a": [1.5, "-", 3.0], "kind": ["u", "-", "-"]}
+
+
+def test_cells_of_the_users_own_mean_missing_too(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n-9,x\n1,unknown\n")
+    assert columns(tmp_path / "t.csv")["a"] == [-9.0, 1.0]
+    told = columns(tmp_path / "t.csv", missing=["-9.0", "Unknown"])
+    assert told == {"a": ["-", 1.0], "b": ["x", "-"]}
+
+
+def test_codes_are_texts_and_marks_of_thousands_are_none(tmp_path):
+    (tmp_path / "t.csv").write_text('zip,price,code\n01067,"1,234.5",1_000\n10115,2,2_000\n')
+    assert columns(tmp_path / "t.csv") == {
+        "zip": ["01067", "10115"], "price": [1234.5, 2.0], "code": ["1_000", "2_000"],
+    }  # fmt: skip
+
+
+def test_a_column_that_turns_out_to_be_text_keeps_its_spelling(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 2)
+    (tmp_path / "t.csv").write_text("a,b\n1.50,1\n2,?\n3,4\nx,5\n")
+    assert columns(tmp_path / "t.csv") == {"a": ["1.50", "2", "3", "x"], "b": [1.0, "-", 4.0, 5.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "is empty; expected a header line"),
+        ("label,a\n", "has no rows"),
+        ("label,a,a\n1,2,3\n", "has a column twice among label, a, a; rename one"),
+        ("63,1,145\n37,1,130\n", "starts with 63, 1, 145: no header; add a line of column names"),
+        ("a,b\n1,2\n1,2,3\n", "t.csv:3 has 3 cells, the header 2"),
+    ],
+)
+def test_a_csv_that_cannot_be_used_says_why(text, expected, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=expected):
+        read_table(tmp_path / "t.csv", TableSchema())
+
+
+def test_files_that_are_damaged_are_errors(tmp_path):
+    for name in ("t.xlsx", "t.parquet"):
+        (tmp_path / name).write_bytes(b"nothing")
+        with pytest.raises(DataError, match="cannot be read"):
+            read_table(tmp_path / name, TableSchema())
+
+
+@pytest.mark.parametrize("module", ["openpyxl", "pyarrow.parquet"])
+def test_a_missing_library_says_what_to_install(module, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, module, None)
+    name = "t.xlsx" if module == "openpyxl" else "t.parquet"
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"pip install 'fedshift\[tables\]'"):
+        read_table(tmp_path / name, TableSchema())
+
+
+def test_short_lines_and_blank_lines_keep_their_line_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n\n3\n4,5,\n")
+    table = read_table(tmp_path / "t.csv", TableSchema())
+    assert table.lines.tolist() == [2, 4, 5]
+    assert table.columns["a"].tolist() == [1, 3, 4]
+    assert math.isnan(table.columns["b"][1])
+    assert np.isnan(table.columns["b"]).sum() == 1

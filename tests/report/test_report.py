@@ -146,7 +146,9 @@ def test_runs_of_unlike_scenarios_are_called_unlike():
     found = tables.confounders(mixed.results)
     assert found["NOT THE SAME FOR ALL RUNS"] == "rounds, lr"
     assert " or " in found["optimiser"]
-    assert "NOT THE SAME" in plain(screen.console(mixed))
+    assert mixed.scenarios == ["tiny (rounds=3, lr=0.05)", "tiny (rounds=9, lr=0.5)"]
+    for scenario in mixed.scenarios:
+        assert scenario in plain(screen.console(mixed))
     assert "NOT THE SAME FOR ALL RUNS" not in tables.confounders(made().results)
 
 
@@ -420,7 +422,8 @@ def test_the_page_has_numbers_confounders_versions_and_where_the_runs_are(traine
     assert "fedbn-1" in flat  # relative to the page
     assert str(trained.path) not in text
     assert f"Made by fedshift {fedshift.__version__}" in flat
-    for name, value in tiny_scenario().confounders().items():
+    said = tiny_scenario().confounders() | {"split": "given with the data"}
+    for name, value in said.items():
         assert f"{name} {value}" in flat
     assert re.search(rf"fedbn [\d.]+ ± [\d.]+ {DASH} {DASH} {DASH}", flat)
 

@@ -113,7 +113,7 @@ def run(
     if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
         raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
     from fedshift.base.process import tune_process
-    from fedshift.cli.runs import configured, read_file
+    from fedshift.cli.runs import configured, read_file, require_run
     from fedshift.core.server import Policy
     from fedshift.engine.compute import Compute
     from fedshift.experiment.progress import ProgressBoard
@@ -122,6 +122,8 @@ def run(
     from fedshift.runs.record import read_config
 
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
+    if resume and out is not None:
+        require_run(out)
     given = read_file(file)
     if method is None and given is None and resume and out is not None:
         config = read_config(out)
@@ -144,6 +146,8 @@ def run(
         device=device, layout=layout, compile=compiled or None
     )
     path = out or Path("runs") / config.name
+    if resume:
+        require_run(path)
     tune_process()
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
@@ -234,6 +238,8 @@ def _publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
         if found.results:
             Console().print(screen.console(found))
         typer.echo(f"report: {page}")
+    for note in found.notes:
+        typer.echo(f"older data: {note}", err=True)
     for failure in found.failures:
         typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
     if found.failures:

@@ -31,6 +31,8 @@ class Domain:
     y: Tensor  # (N,) int64
     split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
     classes: tuple[str, ...]
+    drawn: bool | None = False  # the source marks no test rows, so they were drawn; None: unknown
+    checksum: str = ""  # of the arrays as stored; empty: not known yet
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -22,12 +22,13 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import federate
+from fedshift.engine.federation import describe_split, federate
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
 from fedshift.evaluate.group_effect import group_effect
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Record, Row, read_compute
@@ -76,6 +77,7 @@ class Session:
     federation: Federation
     record: Record
     listener: Listener
+    split: str = ""  # where train, validation and test rows come from; empty: the sites know
 
     def advance(self) -> Row:
         """Run, score and commit one round; returns its row of the metrics.
@@ -172,6 +174,8 @@ def prepare(
     """
     options = options or Options()
     scenario = config.scenario
+    if federation is None:
+        require_same_data(config)
     known = federation or federate(scenario, config.seed)
     check_needs(method, scenario, len(known.sites))
     check_policy(method, options.policy)
@@ -191,7 +195,8 @@ def prepare(
     transport = open_transport(options.transport, plan)
     if not record.restore(server):
         enrol(server, transport, known.sites, record)
-    return Session(server, transport, known, record, options.listener)
+    split = describe_split(scenario) if federation is None else ""
+    return Session(server, transport, known, record, options.listener, split)
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
@@ -215,16 +220,21 @@ def play(session: Session) -> RunResult:
     listener.started(config, len(server.roster), server.round + 1)
     while server.round < config.scenario.rounds:
         listener.round_done(session.advance())
-    summary = summarise(config, record.metrics, **_facts(server, record))
+    summary = summarise(config, record.metrics, **_facts(session))
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)
     return result
 
 
-def _facts(server: Server, record: Record) -> Row:
+def _facts(session: Session) -> Row:
     """What a summary holds besides scores: clients, parameters, traffic, time, losses, privacy."""
+    server, record = session.server, session.record
+    split = {"split": session.split} if session.split else {}
+    images = len(session.federation.shape) == 3
     return {
+        "confounders": server.scenario.confounders(images=images) | split,
+        "samples": count_samples(session.federation, server.scenario.unseen),
         "clients": len(server.roster),
         "parameters": sum(p.numel() for p in server.net.parameters()),
         "shares": {d.name: d.shares for d in server.method.declared if d.shares},
@@ -232,6 +242,17 @@ def _facts(server: Server, record: Record) -> Row:
         "seconds": sum(row["seconds"] for row in record.metrics),
         "lost": record.losses(),
     } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
+
+
+def count_samples(federation: Federation, unseen: str | None) -> dict[str, dict[str, int]]:
+    """Training, validation and test samples of each domain, as far as they are known here."""
+    domains = dict(federation.domains)
+    if unseen and federation.unseen is not None:
+        domains[unseen] = federation.unseen
+    return {
+        name: {part: len(getattr(splits, part)) for part in ("train", "val", "test")}
+        for name, splits in domains.items()
+    }
 
 
 def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:

@@ -90,7 +90,7 @@ def csv(comparison: Comparison) -> str:
     sheet.writerow(titles.split())
     for result in comparison.results:
         config = result.config
-        first = [config.name, result.label, config.scenario_label, config.seed]
+        first = [config.name, result.label, comparison.scenario_of(result), config.seed]
         for protocol in result.summary["protocols"]:
             for choice in CHOICES:
                 if outcome := result.outcome(protocol, choice):

@@ -86,7 +86,7 @@ def selected(comparison: Comparison) -> Any:
     for result in comparison.results:
         first = {
             "method": result.label,
-            "scenario": result.config.scenario_label,
+            "scenario": comparison.scenario_of(result),
             "seed": result.config.seed,
         }
         for protocol, found in result.summary["protocols"].items():

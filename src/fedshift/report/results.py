@@ -6,21 +6,25 @@ without its selection rule: an oracle's choice, which looked at test data, is al
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedshift.base.errors import ConfigError, UnknownNameError
-from fedshift.core.config import RunConfig
+from fedshift.core.config import RunConfig, flat, named_options
+from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
 from fedshift.report import optional
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class RunResult:
 
     def outcome(self, protocol: str, choice: Choice = "selected") -> Outcome | None:
         """The numbers of a protocol; None if the method has no such model."""
+        _require("protocol", protocol, PROTOCOLS)
+        _require("choice of a round", choice, get_args(Choice))
         found = self.summary["protocols"].get(protocol)
         if found is None:
             return None
@@ -69,8 +75,12 @@ class RunResult:
     def curve(
         self, protocol: str, key: str = "avg", split: str = "test"
     ) -> list[tuple[int, float]]:
-        """(round, value) of every scored round."""
+        """(round, value) of every scored round; none if the method has no such model."""
+        _require("protocol", protocol, PROTOCOLS)
         rows = [r for r in self.history if protocol in r.get("scores", {})]
+        if rows:
+            _require("split of the scores", split, rows[0]["scores"][protocol])
+            _require("number of a score", key, rows[0]["scores"][protocol][split])
         return [(r["round"], r["scores"][protocol][split][key]) for r in rows]
 
     def rounds_to(self, threshold: float, protocol: str) -> int | None:
@@ -140,6 +150,7 @@ class Comparison:
     results: list[RunResult]
     failures: list[Failure] = field(default_factory=list)
     path: Path | None = None
+    notes: list[str] = field(default_factory=list)  # runs in the folder that are of older data
 
     @property
     def methods(self) -> list[str]:
@@ -149,15 +160,35 @@ class Comparison:
     @property
     def scenarios(self) -> list[str]:
         """Labels of the scenarios in order, each with its changes to the registered one."""
-        return list(dict.fromkeys(r.config.scenario_label for r in self.results))
+        return list(dict.fromkeys(map(self.scenario_of, self.results)))
+
+    def scenario_of(self, result: RunResult) -> str:
+        """The label of a run's scenario among these runs.
+
+        Runs of other options or of other data are other scenarios, even if they are called alike:
+        their numbers must never be averaged. What differs is then in the label.
+        """
+        return self._labels[result.config.scenario_label][_content(result.config)]
+
+    @cached_property
+    def _labels(self) -> dict[str, dict[str, str]]:
+        """By name of the scenario and by its content, how it is called among these runs."""
+        kinds: dict[str, dict[str, RunConfig]] = {}
+        for result in self.results:
+            config = result.config
+            kinds.setdefault(config.scenario_label, {})[_content(config)] = config
+        return {
+            name: dict(zip(found, _told_apart(name, [*found.values()]), strict=True))
+            for name, found in kinds.items()
+        }
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
         """The runs of one method in one scenario, one per seed."""
-        return [r for r in self.results if (r.label, r.config.scenario_label) == (method, scenario)]
+        return [r for r in self.results if (r.label, self.scenario_of(r)) == (method, scenario)]
 
     def protocols(self, scenario: str) -> list[str]:
         """The protocols of a scenario for which at least one method has a model."""
-        runs = [r for r in self.results if r.config.scenario_label == scenario]
+        runs = [r for r in self.results if self.scenario_of(r) == scenario]
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
     def cell(
@@ -203,6 +234,27 @@ class Comparison:
         scenario = _one_of("scenario", scenario, self.scenarios)
         protocol = _one_of("protocol", protocol, self.protocols(scenario))
         return optional.figures().curves(self, scenario, protocol)
+
+
+def _content(config: RunConfig) -> str:
+    """What a scenario is, as text: all its options, and the fingerprint of the data."""
+    return json.dumps([named_options(config.scenario), config.data], sort_keys=True)
+
+
+def _told_apart(name: str, configs: Sequence[RunConfig]) -> list[str]:
+    """Labels of scenarios that have one name, each with the values in which they differ."""
+    tables = [flat(c.scenario) | {"data version": c.data or "unknown"} for c in configs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    varied = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)]
+    if not varied:
+        return [name] * len(configs)
+    return [f"{name} ({', '.join(f'{k}={t.get(k)}' for k in varied)})" for t in tables]
+
+
+def _require(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise if a name is none of the known ones."""
+    if name not in (names := list(known)):
+        raise UnknownNameError.of(kind, name, names)
 
 
 def _one_of(kind: str, wanted: str | None, known: Sequence[str]) -> str:

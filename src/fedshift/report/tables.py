@@ -91,7 +91,7 @@ def _row(
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
     """All runs in one scenario."""
-    return [r for r in comparison.results if r.config.scenario_label == scenario]
+    return [r for r in comparison.results if comparison.scenario_of(r) == scenario]
 
 
 def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:

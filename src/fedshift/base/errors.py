@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-LISTED = 20  # names that an error lists where none is close
+LISTED = 12  # names that an error lists where none is close
 
 
 class FedshiftError(Exception):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fedshift.base.process import cores
-from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Update
 from fedshift.core.method import Method
@@ -32,7 +31,7 @@ from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Record, Row, read_compute
-from fedshift.runs.summary import comparable, summarise
+from fedshift.runs.summary import summarise
 from fedshift.transports import TRANSPORTS
 
 
@@ -115,7 +114,7 @@ class Session:
         if piggybacked:
             self.record.postpone(server, row)
         else:
-            keep_best(server.shared, self.record, row)
+            self.record.keep_best(server.shared, row)
             self.record.commit(server, row)
         return row
 
@@ -147,7 +146,7 @@ class Session:
             row["scores"] |= as_json({name: counted})
         order = [p for p in server.scenario.protocols if p in row["scores"]]
         row["scores"] = {name: row["scores"][name] for name in order}
-        keep_best(model, record, row)
+        record.keep_best(model, row)
         record.complete_pending()
         return updates
 
@@ -186,6 +185,7 @@ def prepare(
     known, net = known.to(compute.device), compute.move(net)
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
+    record.describe_model(known.shape, known.classes)
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
@@ -263,22 +263,6 @@ def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
             out[part.name] = dict(part.privacy_spent(server, record.visits()))
             record.note_privacy(server.round, part.name, out[part.name])
     return out
-
-
-def keep_best(model: Tree, record: Record, row: Row) -> None:
-    """Keep ``model`` on disk if its validation accuracy is the best under the first protocol.
-
-    Only rounds in which every site was scored compete, unless there are no others.
-    """
-    scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
-    name = next(iter(row.get("scores", {})), None)
-    if name is None:
-        return
-    earlier = [scores(r) for r in comparable([r for r in record.metrics if r.get("scores")])]
-    if earlier and row.get("unscored"):
-        return
-    if not earlier or scores(row) > max(earlier):
-        record.keep_best(model, row["round"])
 
 
 def mean_losses(updates: Sequence[Update]) -> dict[str, float]:

@@ -102,8 +102,10 @@ def test_a_changed_source_is_trained_again_and_older_runs_are_told(tmp_path, cap
     assert all(len(both.of("local", s)) == 1 for s in both.scenarios)
     with pytest.raises(SystemExit):
         main(
-            ["compare", "--method", "local", "--scenario", "heart", "--rounds", "1"]
-            + ["--out", str(out), "--workers", "1"]
+            [
+                *("compare", "--method", "local", "--scenario", "heart", "--rounds", "1"),
+                *("--out", str(out), "--workers", "1"),
+            ]
         )
     assert f"older data: heart: 1 runs in {out}" in capsys.readouterr().err
 

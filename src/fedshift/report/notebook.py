@@ -37,7 +37,7 @@ def comparison_tables(comparison: Comparison) -> str:
     """One table per scenario, the best of each column in bold, then the runs that failed."""
 
     def cell(row: TableRow, best: bool) -> str:
-        text = escape(f"{row.avg}{row.mark}")
+        text = escape(f"{row.avg.shown}{row.mark}")
         return f"<b>{text}</b>" if best else text
 
     out = []

@@ -21,6 +21,7 @@ from fedshift.core.config import RunConfig, flat, named_options
 from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
 from fedshift.report import optional
+from fedshift.report.intervals import NORMAL, mean_error, sample_error, seed_interval
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
@@ -59,7 +60,7 @@ class RunResult:
 
     def outcome(self, protocol: str, choice: Choice = "selected") -> Outcome | None:
         """The numbers of a protocol; None if the method has no such model."""
-        _require("protocol", protocol, PROTOCOLS)
+        _require("protocol", protocol, {*PROTOCOLS, *self.summary["protocols"]})
         _require("choice of a round", choice, get_args(Choice))
         found = self.summary["protocols"].get(protocol)
         if found is None:
@@ -76,7 +77,7 @@ class RunResult:
         self, protocol: str, key: str = "avg", split: str = "test"
     ) -> list[tuple[int, float]]:
         """(round, value) of every scored round; none if the method has no such model."""
-        _require("protocol", protocol, PROTOCOLS)
+        _require("protocol", protocol, {*PROTOCOLS, *self.summary["protocols"]})
         rows = [r for r in self.history if protocol in r.get("scores", {})]
         if rows:
             _require("split of the scores", split, rows[0]["scores"][protocol])
@@ -86,6 +87,22 @@ class RunResult:
     def rounds_to(self, threshold: float, protocol: str) -> int | None:
         """First scored round whose AVG over domains reaches ``threshold``; None if none does."""
         return rounds_to(threshold, self.curve(protocol))
+
+    @property
+    def test_samples(self) -> dict[str, int]:
+        """Number of test samples of each domain; empty where the data are at remote sites."""
+        return {name: row["test"] for name, row in self.summary.get("samples", {}).items()}
+
+    def error(self, outcome: Outcome, key: str = "avg") -> float:
+        """Standard error of AVG or of a domain's accuracy that comes from the test samples.
+
+        NaN for other numbers, for objectives that are no accuracy, and where counts are missing.
+        """
+        accuracy = getattr(self.config.scenario, "objective", "classification") == "classification"
+        domains, samples = outcome.metrics.domains, self.test_samples
+        if accuracy and key in domains and samples.get(key):
+            return sample_error(domains[key], samples[key])
+        return mean_error(domains, samples) if accuracy and key == "avg" else math.nan
 
     def __repr__(self) -> str:
         found = [f"{name} {self.accuracy(name):.1f}" for name in self.summary["protocols"]]
@@ -107,15 +124,22 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over seeds and sample standard deviation (NaN for a single seed)."""
+    """Mean over seeds and sample standard deviation (NaN for a single seed).
+
+    ``values`` are those of the seeds, in order; ``error`` is the standard error of a single seed's
+    value that comes from the test samples, NaN where it is not known.
+    """
 
     mean: float
     std: float
     n: int
+    values: tuple[float, ...] = ()
+    error: float = math.nan
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Cell:
+    def of(cls, values: Iterable[float], error: float = math.nan) -> Cell:
         """Mean and deviation of ``values``; NaN values are left out."""
+        values = tuple(values)
         known = [v for v in values if not math.isnan(v)]
         if not known:
             return cls(math.nan, math.nan, 0)
@@ -123,12 +147,52 @@ class Cell:
             statistics.fmean(known),
             statistics.stdev(known) if len(known) > 1 else math.nan,
             len(known),
+            values,
+            error,
         )
+
+    @property
+    def interval(self) -> float:
+        """Half-width of the 95 % interval: over seeds, or over test samples if there is one seed.
+
+        NaN if it cannot be said.
+        """
+        known = [v for v in self.values if not math.isnan(v)]
+        return seed_interval(known) if self.n > 1 else NORMAL * self.error
+
+    def minus(self, other: Cell) -> Cell:
+        """The difference to another cell of the same seeds, taken seed by seed."""
+        error = math.hypot(self.error, other.error)
+        if len(self.values) != len(other.values):
+            return Cell.of([self.mean - other.mean], math.nan)
+        return Cell.of((a - b for a, b in zip(self.values, other.values, strict=True)), error)
 
     def __str__(self) -> str:
         if self.n == 0:
             return "–"  # noqa: RUF001  the sign for no value
         return f"{self.mean:.1f}" if math.isnan(self.std) else f"{self.mean:.1f} ± {self.std:.1f}"
+
+    @property
+    def shown(self) -> str:
+        """Mean and 95 % interval, as tables print them; the mean alone if there is no interval."""
+        if self.n == 0 or math.isnan(self.interval):
+            return str(self).partition(" ")[0]
+        return f"{self.mean:.1f} ± {self.interval:.1f}"
+
+
+def cell_of(
+    runs: Sequence[RunResult], protocol: str, key: str, choice: Choice = "selected"
+) -> Cell:
+    """One number over the seeds of some runs: ``key`` is avg, std, all, worst, or a domain."""
+    found = [(r, o) for r in runs if (o := r.outcome(protocol, choice)) is not None]
+    values = [
+        o.metrics.domains[key]
+        if key in o.metrics.domains
+        else getattr(o.metrics, key, math.nan)  # no client of that domain replied
+        for _, o in found
+    ]
+    error = found[0][0].error(found[0][1], key) if len(found) == 1 else math.nan
+    return Cell.of(values, error)
 
 
 @dataclass(frozen=True)
@@ -200,15 +264,27 @@ class Comparison:
         choice: Choice = "selected",
     ) -> Cell:
         """One number over seeds: ``key`` is avg, std, all, worst, or the name of a domain."""
-        outcomes = [r.outcome(protocol, choice) for r in self.of(method, scenario)]
-        values = [
-            o.metrics.domains[key]
-            if key in o.metrics.domains
-            else getattr(o.metrics, key, math.nan)  # no client of that domain replied
-            for o in outcomes
-            if o is not None
-        ]
-        return Cell.of(values)
+        return cell_of(self.of(method, scenario), protocol, key, choice)
+
+    def difference(
+        self,
+        method: str,
+        reference: str,
+        scenario: str,
+        protocol: str,
+        choice: Choice = "selected",
+    ) -> Cell:
+        """AVG of a method minus that of a reference, seed by seed; ``interval`` says how sure.
+
+        Seeds that only one of them has are left out.
+        """
+        seeds = [{r.config.seed for r in self.of(m, scenario)} for m in (method, reference)]
+        common = seeds[0] & seeds[1]
+        own, other = (
+            [r for r in self.of(name, scenario) if r.config.seed in common]
+            for name in (method, reference)
+        )
+        return cell_of(own, protocol, "avg", choice).minus(cell_of(other, protocol, "avg", choice))
 
     def __repr__(self) -> str:
         seeds = len({r.config.seed for r in self.results})

@@ -17,6 +17,7 @@ from fedshift.cli import options as opt
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.published import publish, split_methods
 
 app = typer.Typer(
     name="fedshift",
@@ -175,6 +176,15 @@ def compare(
     grant: opt.Grant = None,
     workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    references: Annotated[
+        bool,
+        typer.Option(
+            "--references",
+            help="Add rows without federated learning: majority class, local, pooled, and for "
+            "tables logistic regression and gradient boosting.",
+        ),
+    ] = False,
+    against: opt.Against = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -205,45 +215,9 @@ def compare(
             out=out,
             workers=opt.workers_of(workers),
             watch=board.watch,
+            references=references,
         )
-    _publish(found, out, as_json=as_json, quiet=quiet)
-
-
-def split_methods(items: list[str]) -> list[str]:
-    """Expressions at commas, except those inside brackets."""
-    out, depth, word = [], 0, ""
-    for char in ",".join(items):
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            out.append(word.strip())
-            word = ""
-        else:
-            word += char
-    return [w for w in [*out, word.strip()] if w]
-
-
-def _publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
-    """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
-    from rich.console import Console
-
-    from fedshift.report import html, screen
-
-    page = html.write(found, out / "report.html") if found.results else None
-    if as_json:
-        failed = [{"run": f.config.name, "reason": f.reason} for f in found.failures]
-        typer.echo(json.dumps({"runs": [r.summary for r in found.results], "failed": failed}))
-    elif quiet:
-        typer.echo(str(page or out))
-    else:
-        if found.results:
-            Console().print(screen.console(found))
-        typer.echo(f"report: {page}")
-    for note in found.notes:
-        typer.echo(f"older data: {note}", err=True)
-    for failure in found.failures:
-        typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
-    if found.failures:
-        raise typer.Exit(1)
+    publish(found, out, as_json=as_json, quiet=quiet, against=against)
 
 
 @app.command()
@@ -265,7 +239,7 @@ def demo(
         found = compare_runs(
             methods, out=out, workers=opt.workers_of(workers), watch=board.watch, rounds=rounds
         )
-    _publish(found, out, as_json=False, quiet=quiet)
+    publish(found, out, as_json=False, quiet=quiet)
 
 
 @app.command(name="list")
@@ -289,6 +263,7 @@ def list_(
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.")],
+    against: opt.Against = None,
     as_json: opt.Json = False,
 ) -> None:
     """Show the numbers of a run, or the table of a folder of runs."""
@@ -302,7 +277,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
     else:
-        Console().print(screen.detail(found) if single else screen.console(found))
+        Console().print(screen.detail(found) if single else screen.console(found, against))
 
 
 @app.command()
@@ -336,16 +311,20 @@ def report(
         Literal["html", "markdown", "latex", "csv"], typer.Option("--format", help="What to make.")
     ] = "html",
     out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
+    against: opt.Against = None,
 ) -> None:
     """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
     from fedshift.report import formats, html
     from fedshift.report.load import load_comparison
 
     found = load_comparison(opt.folder(path))
+    if against is not None and form != "markdown":
+        raise ConfigError(f"--against goes into markdown, not into {form}; leave it out")
     if form == "html":
         typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
         return
-    text = {"markdown": formats.markdown, "latex": formats.latex, "csv": formats.csv}[form](found)
+    made = {"latex": formats.latex, "csv": formats.csv}
+    text = made[form](found) if form in made else formats.markdown(found, against)
     if out is None:
         typer.echo(text)
     else:

@@ -60,6 +60,10 @@ Timeout = Annotated[
     float | None, typer.Option(help="Seconds that one exchange with the sites may take.")
 ]
 MinSites = Annotated[int, typer.Option(help="Answers that a round needs with --on-loss skip.")]
+Against = Annotated[
+    str | None,
+    typer.Option(help="Also the differences to this method, as the table calls it, seed by seed."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 

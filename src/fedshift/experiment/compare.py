@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, with
 from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.progress import Watch, watching
+from fedshift.experiment.references import references as reference_rows
+from fedshift.experiment.references import with_local
 from fedshift.experiment.run import execute
 from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options
@@ -58,6 +61,7 @@ def compare(  # noqa: PLR0913  every choice by keyword
     out: Path | str | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
+    references: bool = False,
     quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
@@ -73,22 +77,30 @@ def compare(  # noqa: PLR0913  every choice by keyword
         workers: number of processes; None takes one per core. Several runs are executed side by
             side, one process each; a single run uses the processes to visit its clients.
         watch: makes a listener for each run, in place of the default display.
+        references: add what is reached without federated learning: the most frequent class, the
+            method ``local``, one model on pooled data, and for tables logistic regression and
+            gradient boosting on pooled data.
         quiet: show no progress.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     if isinstance(seeds, int):
         raise ConfigError(f"seeds is {seeds}; it takes a list such as [0, 1, 2], or range({seeds})")
     chosen = [find_scenario(scenario, **changes) for scenario in listed(scenarios)]
-    jobs = plan(listed(methods), chosen, seeds, out)
+    wanted = with_local(listed(methods)) if references else listed(methods)
+    jobs = plan(wanted, chosen, seeds, out)
     count = workers or cores()
     play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
+    beside: list[RunResult] = []
     with watching(quiet=quiet or watch is not None) as default:
         for job, outcome in play(jobs, watch or default, count):
             found[job.config.name] = outcome
+        for scenario, seed in product(chosen, seeds) if references else ():
+            kept = Path(out) if out is not None else None
+            beside += reference_rows(scenario, seed, kept, watch or default, count)
     ordered = [found[job.config.name] for job in jobs]
     return Comparison(
-        [r for r in ordered if isinstance(r, RunResult)],
+        [*(r for r in ordered if isinstance(r, RunResult)), *beside],
         [r for r in ordered if isinstance(r, Failure)],
         Path(out) if out is not None else None,
         of_older_data(Path(out), [job.config for job in jobs]) if out is not None else [],

@@ -17,7 +17,7 @@ from fedshift.cli import options as opt
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
-from fedshift.cli.published import publish, split_methods
+from fedshift.cli.published import announce, publish, split_methods
 
 app = typer.Typer(
     name="fedshift",
@@ -106,29 +106,25 @@ def run(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
-    count = opt.workers_of(workers)
-    if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
-        raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
+    count = opt.visitors_of(workers, transport)
     from fedshift.base.process import tune_process
-    from fedshift.cli.runs import configured, read_file, require_run
+    from fedshift.cli.runs import begun, configured, read_file, require_run
     from fedshift.core.server import Policy
     from fedshift.engine.compute import Compute
+    from fedshift.experiment.estimate import estimate
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.run import execute
     from fedshift.experiment.session import Options
-    from fedshift.runs.record import read_config
 
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
-    if resume and out is not None:
-        require_run(out)
     given = read_file(file)
     if method is None and given is None and resume and out is not None:
-        config = read_config(out)
-        whole = config.build()
+        config, whole = begun(out)
     else:
         config, whole = configured(
             given,
@@ -147,9 +143,12 @@ def run(
         device=device, layout=layout, compile=compiled or None
     )
     path = out or Path("runs") / config.name
+    tune_process()
     if resume:
         require_run(path)
-    tune_process()
+    if dry_run:
+        announce([(estimate(config, whole), 1)], opt.processes(count), as_json=as_json)
+        return
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
@@ -185,12 +184,14 @@ def compare(
         ),
     ] = False,
     against: opt.Against = None,
+    dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
     from fedshift.base.process import tune_process
     from fedshift.experiment.compare import compare as compare_runs
+    from fedshift.experiment.compare import estimates
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.scenario import scenario_from, split_settings
 
@@ -207,11 +208,16 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    methods, chosen = split_methods(method), seed or list(range(seeds))
+    if dry_run:
+        guess = estimates(methods, scenarios, seeds=chosen, out=out)
+        announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
+        return
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
-            split_methods(method),
+            methods,
             scenarios,
-            seeds=seed or list(range(seeds)),
+            seeds=chosen,
             out=out,
             workers=opt.workers_of(workers),
             watch=board.watch,

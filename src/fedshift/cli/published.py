@@ -46,3 +46,27 @@ def publish(
         typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
     if found.failures:
         raise typer.Exit(1)
+
+
+def announce(found: list[tuple[Any, int]], processes: int, *, as_json: bool) -> None:
+    """What runs would take, by method and scenario and in all; ``found`` has (Estimate, runs)."""
+    together = min(processes, sum(max(e.clients, 1) * runs for e, runs in found) or 1)
+    seconds = sum(e.seconds * runs for e, runs in found) / together
+    if as_json:
+        rows = [e.to_json() | {"runs": runs} for e, runs in found]
+        typer.echo(json.dumps({"runs": rows, "processes": together, "seconds": seconds}))
+        return
+    from rich.console import Console
+
+    from fedshift.experiment.listener import duration
+    from fedshift.report.fitted import FittedTable
+    from fedshift.report.tables import size
+
+    heads = ["method", "scenario", "runs", "rounds", "time", "up", "down", "memory", "disk"]
+    lines = [
+        [e.method, e.scenario, str(runs), str(e.rounds), duration(e.seconds)]
+        + [size(value) for value in (e.up, e.down, e.memory, e.disk)]
+        for e, runs in found
+    ]
+    Console().print(FittedTable("one run of each, with one process", heads, lines))
+    typer.echo(f"in all: about {duration(seconds)} with {together} processes; nothing was written")

@@ -11,6 +11,7 @@ from fedshift.core.method import Method
 from fedshift.experiment.identity import configure_run
 from fedshift.experiment.run import method_of, scenario_of
 from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
+from fedshift.runs.record import read_config
 from fedshift.runs.run_file import RunFile, read_run_file
 
 
@@ -27,6 +28,13 @@ def require_run(path: Path) -> None:
     """Raise if there is no run in ``path`` to continue."""
     if not (path / "config.json").exists():
         raise RunError(f"{path} holds no run to continue; leave out --resume to start one there")
+
+
+def begun(path: Path) -> tuple[RunConfig, Method]:
+    """The run that was begun in ``path``."""
+    require_run(path)
+    config = read_config(path)
+    return config, config.build()
 
 
 def configured(

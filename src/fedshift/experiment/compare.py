@@ -30,6 +30,7 @@ from fedshift.core.scenario import Scenario
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
+from fedshift.experiment.estimate import Estimate, estimate
 from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.progress import Watch, watching
@@ -107,8 +108,26 @@ def compare(  # noqa: PLR0913  every choice by keyword
     )
 
 
+def estimates(
+    methods: str | Method | Sequence[str | Method],
+    scenarios: str | Scenario | Sequence[str | Scenario] = ("digits",),
+    *,
+    seeds: Sequence[int] = (0,),
+    out: Path | str | None = None,
+) -> list[tuple[Estimate, int]]:
+    """What a comparison will take: per method and scenario an estimate, and its runs left to do."""
+    chosen = [find_scenario(scenario) for scenario in listed(scenarios)]
+    jobs = plan(listed(methods), chosen, seeds, out)
+    todo: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        same = todo.setdefault((job.config.label, job.config.scenario.model_dump_json()), [])
+        if job.path is None or not (job.path / "summary.json").exists():
+            same.append(job)
+    return [(estimate(own[0].config, own[0].method), len(own)) for own in todo.values() if own]
+
+
 def listed(given: str | T | Sequence[str | T]) -> Sequence[str | T]:
-    """Several things, or one by itself: a text is one name and not a sequence of letters."""
+    """Several things, or one by itself: a text is one name and not a sequence of characters."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [given]
     return given

@@ -69,6 +69,8 @@ from .data.samples import Samples as Samples
 from .engine.compute import Compute as Compute
 from .experiment.compare import compare as compare
 from .experiment.listener import Listener as Listener
+from .experiment.models import Model as Model
+from .experiment.models import load_model as load_model
 from .experiment.run import run as run
 from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario

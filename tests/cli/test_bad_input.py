@@ -64,7 +64,19 @@ CASES = {
     "no method": ([], "no --method is given"),
     "unknown scenario": (
         ["--method", "fedavg", "--scenario", "digit"],
-        "no scenario is called 'digit'; did you mean digits",
+        "no scenario or dataset is called 'digit'; did you mean digits",
+    ),
+    "a part of a scenario's name, misspelt": (
+        ["--method", "fedavg", "--scenario", "sketsh"],
+        "no scenario or dataset is called 'sketsh'; did you mean csac/",
+    ),
+    "a rate that may be the clients' or the server's": (
+        ["--method", "fedavg", "--set", "lr=0.1"],
+        "'lr' is ambiguous; say scenario.lr or add.lr",
+    ),
+    "a setting that is the scenario's": (
+        ["--method", "fedavg", "--set", "batch_size=8"],
+        "'batch_size' is an option of the scenario; say scenario.batch_size",
     ),
     "unknown backbone": (
         ["--method", "fedavg", "--backbone", "cn"],
@@ -185,7 +197,17 @@ def test_a_missing_run_directory(command, capsys, tmp_path: Path):
 def test_resume_of_nothing(capsys, tmp_path: Path):
     code, error = run(capsys, "run", "--resume", "--out", str(tmp_path / "nothing"))
     assert code == 2
-    assert "is not a run directory" in error
+    assert "nothing holds no run to continue; leave out --resume to start one there" in error
+    given = ["run", "--method", "fedbn", "--resume", "--out", str(tmp_path / "nothing")]
+    assert run(capsys, *given) == (code, error)  # and not a new run on another scenario
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_an_unknown_scenario_is_a_short_message(capsys):
+    code, error = run(capsys, "run", "--method", "fedavg", "--scenario", "xyzzy")
+    assert code == 2
+    assert len(error) < 500
+    assert "more" in error
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(capsys, tmp_path: Path):

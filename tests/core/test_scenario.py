@@ -22,7 +22,7 @@ CLIENTS = [f"c{i}" for i in range(10)]
         ({"domains": ("dark", "dark")}, "each once"),
         ({"domains": ()}, "at least one domain"),
         ({"protocols": "none,global"}, "protocols.0 is 'none'"),
-        ({"unseen": "dark"}, "domain 'dark' is both trained on and unseen"),
+        ({"unseen": "dark", "domains": ("dark",)}, "domain 'dark' is both trained on and unseen"),
         ({"unseen": None}, "an unseen protocol needs the name of the unseen domain"),
         ({"allow": ("the-moon",)}, "the-moon.* known: client_val"),
         ({"lr": 0.0}, "lr is 0.0: .*greater than 0"),

@@ -45,11 +45,14 @@ def test_a_notebook_shows_every_number_of_a_run(found):
         assert all(f"<th>{domain}</th>" in text for domain in metrics.domains)
 
 
-def test_a_notebook_shows_a_comparison_with_its_best_in_bold(found):
+def test_a_notebook_shows_a_comparison_and_a_lead_beyond_the_interval_in_bold(found):
     text = found._repr_html_()
     cells = [found.cell(m, "tiny", "personal") for m in found.methods]
     best = max(cells, key=lambda cell: cell.mean)
-    assert f"<b>{best}</b>" in text
+    assert best.shown in text
+    lead = max(c.minus(d).mean for c in cells for d in cells)
+    sure = cells[0].minus(cells[1]).interval < lead
+    assert ("<b>" in text.split("</tr>")[cells.index(best) + 1].split("<td>")[2]) == sure
     assert "seeds" in text
 
 

@@ -10,16 +10,19 @@ import statistics
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 import fedshift
-from fedshift.base.errors import ConfigError
+from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.core.config import configure
 from fedshift.evaluate.metrics import Metrics
 from fedshift.experiment.run import run
-from fedshift.report import figures, formats, html, screen, tables
-from fedshift.report.results import Comparison, Failure, RunResult
+from fedshift.report import figures, formats, html, intervals, screen, tables
+from fedshift.report.fitted import FittedTable
+from fedshift.report.results import Cell, Comparison, Failure, RunResult
 from fedshift.runs.summary import summarise
 from fedshift.testing import tiny_scenario
 
@@ -128,17 +131,85 @@ def test_a_method_without_a_model_has_empty_cells(trained):
     assert math.isnan(row.avg.mean)
 
 
-def test_the_best_is_the_best_as_printed_and_ties_share_it():
-    cells = [tables.Cell(m, math.nan, 1) for m in (70.01, 70.04, 69.9)]
-    nothing = tables.Cell(math.nan, math.nan, 0)
-    assert tables.leaders([*cells, nothing], [False] * 4) == [True, True, False, False]
-    assert tables.leaders([nothing], [False]) == [False]
+def cell(*values: float, error: float = math.nan) -> Cell:
+    return Cell.of(values, error)
+
+
+def test_bold_is_a_lead_beyond_the_interval_of_the_difference():
+    near, far, nothing = cell(70, 74, 72), cell(60, 64, 61), cell()
+    # near - far is 10, 10, 11: mean 31/3, s = 1/sqrt(3), half-width 4.303 / 3 = 1.43
+    assert tables.leaders([far, near, nothing], [False] * 3) == [False, True, False]
+    lead = near.minus(far)
+    assert lead.mean == pytest.approx(31 / 3)
+    assert lead.interval == pytest.approx(4.302653 / 3, rel=1e-6)
+    # a lead of one that is not the same in every seed: 3, -1, 1
+    assert tables.leaders([near, cell(67, 75, 71)], [False] * 2) == [False, False]
+    assert tables.leaders([near, near], [False] * 2) == [False, False]  # a tie has no winner
+    assert tables.leaders([near, nothing], [False] * 2) == [False, False]  # it leads nobody
+
+
+def test_one_seed_is_as_sure_as_its_test_samples():
+    few, many = (cell(80.0, error=intervals.sample_error(80.0, n)) for n in (50, 5000))
+    other = cell(75.0, error=0.3)
+    assert tables.leaders([few, other], [False] * 2) == [False, False]
+    assert tables.leaders([many, other], [False] * 2) == [True, False]
+    assert tables.leaders([cell(80.0), cell(20.0)], [False] * 2) == [False, False]  # nobody knows
+
+
+def test_intervals_are_those_of_the_books():
+    values = [70.0, 71.5, 74.0, 69.0, 72.5]
+    mean, error = statistics.fmean(values), stats.sem(values)
+    low, high = stats.t.interval(0.95, 4, mean, error)
+    assert Cell.of(values).interval == pytest.approx((high - low) / 2)
+    # the bootstrap over the samples of one test set, by NumPy
+    rng = np.random.default_rng(0)
+    right = np.arange(400) < 300  # 75 % of 400
+    again = [100 * rng.choice(right, 400).mean() for _ in range(4000)]
+    assert intervals.sample_error(75.0, 400) == pytest.approx(np.std(again), rel=0.05)
+    domains, counts = {"a": 75.0, "b": 60.0}, {"a": 400, "b": 100}
+    twice = [
+        (100 * rng.choice(right, 400).mean() + 100 * rng.binomial(100, 0.6) / 100) / 2
+        for _ in range(4000)
+    ]
+    assert intervals.mean_error(domains, counts) == pytest.approx(np.std(twice), rel=0.05)
+    assert math.isnan(intervals.mean_error(domains, {"a": 400}))
+    assert intervals.sample_error(100.0, 50) > 0
+
+
+def test_differences_to_a_reference_are_taken_seed_by_seed():
+    found = made()
+    apart = found.difference("fedprox", "fedavg", "tiny", "personal")
+    assert apart.values == (-10.0, -9.5)  # 65 - 75 and 68 - 77.5
+    assert apart.interval == pytest.approx(12.7062 * 0.25, rel=1e-4)
+    shown = " ".join(plain(screen.console(found, "fedavg")).split())
+    assert "difference to fedavg" in shown
+    assert "fedprox -9.8 ± 3.2" in shown
+    assert "| fedprox | -9.8 ± 3.2 |" in formats.markdown(found, "fedavg")
+    one = Comparison(found.results[1:])  # fedavg has seed 1 only
+    assert one.difference("fedprox", "fedavg", "tiny", "personal").values == (-9.5,)
+    with pytest.raises(FedshiftError, match="no method of these runs is called 'fedagv'"):
+        screen.console(found, "fedagv")
+
+
+def test_the_number_of_test_samples_is_with_every_table(trained):
+    assert "test samples: dark 16, bright 16, tinted 16" in tables.summaries(trained)[0].note
+    shown = [" ".join(x.split()) for x in plain(screen.detail(trained.results[0])).splitlines()]
+    assert "test samples 16 16" in shown
+    alone = Comparison(trained.results[:1])
+    row = tables.rows(alone, "tiny", "personal")[0]
+    expected = 1.959964 * intervals.mean_error(row_values(row), dict.fromkeys(row.domains, 16))
+    assert row.avg.interval == pytest.approx(expected)
+    assert "1 seed, ± 95 % interval over test samples" in tables.summaries(alone)[0].note
+
+
+def row_values(row) -> dict[str, float]:
+    return {name: found.mean for name, found in row.domains.items()}
 
 
 def test_no_oracle_wins_over_an_honest_number():
-    cells = [tables.Cell(m, math.nan, 1) for m in (90.0, 70.0)]
-    assert tables.leaders(cells, [True, False]) == [False, True]
-    assert tables.leaders(cells, [True, True]) == [True, False]
+    cells = [cell(90.0, 91.0, 90.5), cell(70.0, 71.0, 70.4), cell(60.0, 61.0, 60.5)]
+    assert tables.leaders(cells, [True, False, False]) == [False, True, False]
+    assert tables.leaders(cells, [True, True, True]) == [True, False, False]
 
 
 def test_runs_of_unlike_scenarios_are_called_unlike():
@@ -146,7 +217,9 @@ def test_runs_of_unlike_scenarios_are_called_unlike():
     found = tables.confounders(mixed.results)
     assert found["NOT THE SAME FOR ALL RUNS"] == "rounds, lr"
     assert " or " in found["optimiser"]
-    assert "NOT THE SAME" in plain(screen.console(mixed))
+    assert mixed.scenarios == ["tiny (rounds=3, lr=0.05)", "tiny (rounds=9, lr=0.5)"]
+    for scenario in mixed.scenarios:
+        assert scenario in plain(screen.console(mixed))
     assert "NOT THE SAME FOR ALL RUNS" not in tables.confounders(made().results)
 
 
@@ -155,12 +228,12 @@ def test_runs_of_unlike_scenarios_are_called_unlike():
 
 def test_the_screen_shows_the_best_in_bold_and_what_the_numbers_rest_on():
     text = printed(screen.console(made()))
-    assert re.search(r"\x1b\[1m76\.2 ± 1\.8", text)
+    assert re.search(r"\x1b\[1m76\.2 ± 15\.9", text)
     assert not re.search(r"\x1b\[1m66\.5", text)
     flat = " ".join(plain(screen.console(made())).split())
-    assert "66.5 ± 2.1" in flat
+    assert "66.5 ± 19.1" in flat
     assert "2 kB 1 MB" in flat
-    assert "mean ± std over 2 seeds; round chosen on validation data" in flat
+    assert "± 95 % interval over 2 seeds; round chosen on validation data" in flat
     for name, value in tiny_scenario().confounders().items():
         assert f"{name}: {value}" in flat
     assert "ORACLE" not in flat
@@ -169,9 +242,9 @@ def test_the_screen_shows_the_best_in_bold_and_what_the_numbers_rest_on():
 def test_an_oracle_is_called_one_next_to_its_number():
     oracle = made(selection="oracle")
     flat = " ".join(plain(screen.console(oracle)).split())
-    assert "82.2 ± 17.3 ORACLE" in flat
+    assert "82.2 ± 155.7 ORACLE" in flat
     assert "personal (ORACLE: chosen on test data)" in flat
-    assert "82.2 ± 17.3** ORACLE" in formats.markdown(oracle)
+    assert "82.2 ± 155.7 ORACLE" in formats.markdown(oracle)
     assert "ORACLE: round chosen on test data" in formats.latex(oracle)
     assert "selected: ORACLE (chosen on test data)" in plain(screen.detail(oracle.results[0]))
 
@@ -204,6 +277,24 @@ def test_a_label_is_text_and_not_markup():
     assert "[red]x[/red]" in plain(screen.detail(odd.results[0]))
 
 
+def test_a_table_of_eighty_columns_cuts_no_word():
+    heads = [
+        "method",
+        *(f"hospital-{i}" for i in range(12)),
+        "personal (ORACLE: chosen on test data)",
+    ]
+    lines = [[name, *["76.2 ± 15.9"] * 13] for name in ("fedprox[mu=0.1] + mixup[alpha=0.4]", "a")]
+    for width in (80, 60, 200):
+        text = plain(FittedTable("heart", heads, lines), width)
+        assert max(map(len, text.splitlines())) <= width
+        words = text.split()
+        assert [w for h in heads for w in h.split() if w not in words] == []
+        assert {"fedprox[mu=0.1]", "mixup[alpha=0.4]"} <= set(words)
+        assert text.count("76.2 ± 15.9") == 26
+    assert len(FittedTable("heart", heads, lines).groups(200)) == 1
+    assert "heart (continued)" in plain(FittedTable("heart", heads, lines), 80)
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [
@@ -224,8 +315,8 @@ def test_sizes_are_for_people(count, text):
 
 def test_markdown_has_the_best_in_bold_and_escapes_labels():
     text = formats.markdown(made())
-    assert "| fedavg | **76.2 ± 1.8** | 2 kB | 1 MB |" in text
-    assert "| fedprox | 66.5 ± 2.1 | 2 kB | 1 MB |" in text
+    assert "| fedavg | **76.2 ± 15.9** | 2 kB | 1 MB |" in text
+    assert "| fedprox | 66.5 ± 19.1 | 2 kB | 1 MB |" in text
     assert r"| a\|b\_c | " in formats.markdown(Comparison([made_run(label="a|b_c")]))
 
 
@@ -233,8 +324,8 @@ def test_latex_is_one_booktabs_table_per_scenario_with_the_best_in_bold():
     text = formats.latex(Comparison([*made().results, *made(name="tiny_2").results]))
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 2
-    assert r"fedavg & \textbf{76.2 $\pm$ 1.8} & 2 kB & 1 MB \\" in text
-    assert r"fedprox & 66.5 $\pm$ 2.1 &" in text
+    assert r"fedavg & \textbf{76.2 $\pm$ 15.9} & 2 kB & 1 MB \\" in text
+    assert r"fedprox & 66.5 $\pm$ 19.1 &" in text
     caption = re.search(r"\\caption\{(.*)\}", text)[1]
     for word in ("tiny", "personal", "over 2 seeds", "round chosen on validation data"):
         assert word in caption
@@ -420,7 +511,8 @@ def test_the_page_has_numbers_confounders_versions_and_where_the_runs_are(traine
     assert "fedbn-1" in flat  # relative to the page
     assert str(trained.path) not in text
     assert f"Made by fedshift {fedshift.__version__}" in flat
-    for name, value in tiny_scenario().confounders().items():
+    said = tiny_scenario().confounders() | {"split": "given with the data"}
+    for name, value in said.items():
         assert f"{name} {value}" in flat
     assert re.search(rf"fedbn [\d.]+ ± [\d.]+ {DASH} {DASH} {DASH}", flat)
 
@@ -428,19 +520,19 @@ def test_the_page_has_numbers_confounders_versions_and_where_the_runs_are(traine
 def test_the_page_shows_selected_and_last_side_by_side_and_labels_the_oracle():
     flat = " ".join(Reader(html.page(made(), html.Path())).words)
     heads = "method dark bright AVG STD ALL worst"
-    first = "fedavg 70.5 ± 0.7 82.0 ± 2.8 76.2 ± 1.8"
+    first = "fedavg 70.5 ± 6.4 82.0 ± 25.4 76.2 ± 15.9"
     assert f"selected (validation) {heads} {first}" in flat
-    assert f"last {heads} fedavg 70.0 ± 14.1 80.0 ± 14.1 75.0 ± 14.1" in flat
+    assert f"last {heads} fedavg 70.0 ± 127.1 80.0 ± 127.1 75.0 ± 127.1" in flat
     assert f"oracle (chosen on test data) {heads}" in flat
     text = html.page(made(), html.Path())
     assert '<span class="best">76.2</span>' in text
-    assert '<span class="best">82.0</span>' in text  # in its column, bright
+    assert '<span class="best">82.0</span>' not in text  # bright: a lead of 11, give or take 12.7
     assert '<span class="best">66.5</span>' not in text
 
 
 def test_a_selected_oracle_is_marked_on_the_page():
     text = html.page(made(selection="oracle"), html.Path())
-    assert '<small> ± 17.3</small> <b class="oracle">ORACLE</b>' in text
+    assert '<small> ± 155.7</small> <b class="oracle">ORACLE</b>' in text
     assert '<caption class="oracle">selected: ORACLE (chosen on test data)</caption>' in text
     assert text.count('<th scope="row">fedprox ORACLE</th>') == 2  # selected and oracle, not last
 

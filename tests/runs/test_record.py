@@ -39,6 +39,7 @@ def test_a_run_directory_holds_all_that_a_report_needs(tmp_path: Path):
         "ledger.jsonl",
         "summary.json",
         "weights.safetensors",
+        "best",
         "best.safetensors",
         "checkpoints",
     }

@@ -8,8 +8,10 @@ their traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
+
+LISTED = 12  # names that an error lists where none is close
 
 
 class FedshiftError(Exception):
@@ -35,11 +37,25 @@ class UnknownNameError(FedshiftError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str]) -> Self:
-        """An error that suggests the closest known names, or lists all of them if none is close."""
+        """An error that suggests the closest known names, or lists some if none is close.
+
+        A name of several parts, such as ``csac/pacs/sketch``, is close if one of its parts is.
+        """
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, 3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        near = _nearest(name, known)
+        more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+        listed = f"known: {', '.join(known[:LISTED])}{more}"
+        hint = f"did you mean {' or '.join(near)}?" if near else listed
         return cls(f"no {kind} is called {name!r}; {hint}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """At most three names that are close to ``name``, or that have a part close to it."""
+    near = difflib.get_close_matches(name, known, 3, cutoff=0.5)
+    parts = {part for one in known for part in one.split("/")}
+    words = difflib.get_close_matches(name.lower(), parts, 1, cutoff=0.7)
+    inside = [one for one in known if words and words[0] in one.split("/")]
+    return list(dict.fromkeys([*near, *inside]))[:3]
 
 
 class ClashError(FedshiftError):

@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -85,12 +88,36 @@ def list_all(kind: str) -> list[Row]:
 
 
 def print_catalogue(rows: list[Row]) -> None:
-    """One line each, columns aligned; a terminal may wrap it, a pipe gets it whole."""
+    """One line each, columns aligned, for pipes; on a terminal a paragraph each, as wide as it."""
     lines = [[_text(value) for value in row.values()] for row in rows]
+    if sys.stdout.isatty():
+        for line in lines:
+            typer.echo(paragraph(line, shutil.get_terminal_size().columns))
+        return
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         typer.echo(text.rstrip())
+
+
+def paragraph(line: list[str], width: int) -> str:
+    """A name, and below it everything else, wrapped between words.
+
+    >>> print(paragraph(["fedbn", "BatchNorm stays at the sites", "", "ICLR 2021"], 24))
+    fedbn
+        BatchNorm stays at
+        the sites; ICLR 2021
+    """
+    rest = "; ".join(filter(None, line[1:]))
+    wrapped = textwrap.wrap(
+        rest,
+        width,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join([line[0], *wrapped])
 
 
 def _text(value: Any) -> str:

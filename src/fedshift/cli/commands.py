@@ -17,6 +17,7 @@ from fedshift.cli import options as opt
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.published import announce, publish, split_methods
 
 app = typer.Typer(
     name="fedshift",
@@ -105,27 +106,25 @@ def run(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train one method in one scenario, score it, and keep everything in a run directory."""
-    count = opt.workers_of(workers)
-    if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
-        raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {workers}")
+    count = opt.visitors_of(workers, transport)
     from fedshift.base.process import tune_process
-    from fedshift.cli.runs import configured, read_file
+    from fedshift.cli.runs import begun, configured, read_file, require_run
     from fedshift.core.server import Policy
     from fedshift.engine.compute import Compute
+    from fedshift.experiment.estimate import estimate
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.run import execute
     from fedshift.experiment.session import Options
-    from fedshift.runs.record import read_config
 
     policy = Policy(on_loss, timeout, min_sites)  # type: ignore[arg-type]  # it checks the word
     given = read_file(file)
     if method is None and given is None and resume and out is not None:
-        config = read_config(out)
-        whole = config.build()
+        config, whole = begun(out)
     else:
         config, whole = configured(
             given,
@@ -145,6 +144,11 @@ def run(
     )
     path = out or Path("runs") / config.name
     tune_process()
+    if resume:
+        require_run(path)
+    if dry_run:
+        announce([(estimate(config, whole), 1)], opt.processes(count), as_json=as_json)
+        return
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
@@ -171,12 +175,23 @@ def compare(
     grant: opt.Grant = None,
     workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    references: Annotated[
+        bool,
+        typer.Option(
+            "--references",
+            help="Add rows without federated learning: majority class, local, pooled, and for "
+            "tables logistic regression and gradient boosting.",
+        ),
+    ] = False,
+    against: opt.Against = None,
+    dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
     from fedshift.base.process import tune_process
     from fedshift.experiment.compare import compare as compare_runs
+    from fedshift.experiment.compare import estimates
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.scenario import scenario_from, split_settings
 
@@ -193,51 +208,22 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    methods, chosen = split_methods(method), seed or list(range(seeds))
+    if dry_run:
+        guess = estimates(methods, scenarios, seeds=chosen, out=out)
+        announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
+        return
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
-            split_methods(method),
+            methods,
             scenarios,
-            seeds=seed or list(range(seeds)),
+            seeds=chosen,
             out=out,
             workers=opt.workers_of(workers),
             watch=board.watch,
+            references=references,
         )
-    _publish(found, out, as_json=as_json, quiet=quiet)
-
-
-def split_methods(items: list[str]) -> list[str]:
-    """Expressions at commas, except those inside brackets."""
-    out, depth, word = [], 0, ""
-    for char in ",".join(items):
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            out.append(word.strip())
-            word = ""
-        else:
-            word += char
-    return [w for w in [*out, word.strip()] if w]
-
-
-def _publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
-    """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
-    from rich.console import Console
-
-    from fedshift.report import html, screen
-
-    page = html.write(found, out / "report.html") if found.results else None
-    if as_json:
-        failed = [{"run": f.config.name, "reason": f.reason} for f in found.failures]
-        typer.echo(json.dumps({"runs": [r.summary for r in found.results], "failed": failed}))
-    elif quiet:
-        typer.echo(str(page or out))
-    else:
-        if found.results:
-            Console().print(screen.console(found))
-        typer.echo(f"report: {page}")
-    for failure in found.failures:
-        typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
-    if found.failures:
-        raise typer.Exit(1)
+    publish(found, out, as_json=as_json, quiet=quiet, against=against)
 
 
 @app.command()
@@ -259,7 +245,7 @@ def demo(
         found = compare_runs(
             methods, out=out, workers=opt.workers_of(workers), watch=board.watch, rounds=rounds
         )
-    _publish(found, out, as_json=False, quiet=quiet)
+    publish(found, out, as_json=False, quiet=quiet)
 
 
 @app.command(name="list")
@@ -283,6 +269,7 @@ def list_(
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.")],
+    against: opt.Against = None,
     as_json: opt.Json = False,
 ) -> None:
     """Show the numbers of a run, or the table of a folder of runs."""
@@ -296,7 +283,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
     else:
-        Console().print(screen.detail(found) if single else screen.console(found))
+        Console().print(screen.detail(found) if single else screen.console(found, against))
 
 
 @app.command()
@@ -330,16 +317,20 @@ def report(
         Literal["html", "markdown", "latex", "csv"], typer.Option("--format", help="What to make.")
     ] = "html",
     out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
+    against: opt.Against = None,
 ) -> None:
     """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
     from fedshift.report import formats, html
     from fedshift.report.load import load_comparison
 
     found = load_comparison(opt.folder(path))
+    if against is not None and form != "markdown":
+        raise ConfigError(f"--against goes into markdown, not into {form}; leave it out")
     if form == "html":
         typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
         return
-    text = {"markdown": formats.markdown, "latex": formats.latex, "csv": formats.csv}[form](found)
+    made = {"latex": formats.latex, "csv": formats.csv}
+    text = made[form](found) if form in made else formats.markdown(found, against)
     if out is None:
         typer.echo(text)
     else:

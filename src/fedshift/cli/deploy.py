@@ -166,11 +166,12 @@ def server_run(
     from fedshift.deploy.runs import Terms, run
     from fedshift.deploy.session import SITES, deployed
     from fedshift.experiment.progress import ProgressBoard
-    from fedshift.experiment.scenario import scenario_from, split_settings
+    from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 
     own, changes = split_settings(
         settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
     )
+    require_clear(method, own)
     if target not in (None, "scenario"):
         target = str(Path(target).absolute())
     allowed = [*(allow or ()), *(grant or ())]

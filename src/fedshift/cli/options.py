@@ -60,6 +60,16 @@ Timeout = Annotated[
     float | None, typer.Option(help="Seconds that one exchange with the sites may take.")
 ]
 MinSites = Annotated[int, typer.Option(help="Answers that a round needs with --on-loss skip.")]
+Against = Annotated[
+    str | None,
+    typer.Option(help="Also the differences to this method, as the table calls it, seed by seed."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Time a warm-up round, say what it all would take, and write nothing."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 
@@ -86,6 +96,21 @@ def workers_of(text: str) -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"--workers is {text!r}; it takes a number from 1 on, or auto")
     return int(text)
+
+
+def visitors_of(text: str, transport: str) -> int | None:
+    """``--workers`` of one run: processes that visit clients, which not every transport has."""
+    count = workers_of(text)
+    if (count or 1) > 1 and transport not in ("auto", "pool", "flower"):
+        raise ConfigError(f"transport {transport!r} has one worker; leave out --workers {text}")
+    return count
+
+
+def processes(count: int | None) -> int:
+    """How many processes ``--workers`` stands for."""
+    from fedshift.base.process import cores
+
+    return count or cores()
 
 
 def folder(path: Path) -> Path:

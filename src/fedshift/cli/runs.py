@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.base.errors import ConfigError
-from fedshift.core.config import RunConfig, configure
+from fedshift.base.errors import ConfigError, RunError
+from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
+from fedshift.experiment.identity import configure_run
 from fedshift.experiment.run import method_of, scenario_of
-from fedshift.experiment.scenario import scenario_from, split_settings
+from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
+from fedshift.runs.record import read_config
 from fedshift.runs.run_file import RunFile, read_run_file
 
 
@@ -20,6 +22,19 @@ def read_file(path: Path | None) -> RunFile | None:
     if not path.exists():
         raise ConfigError(f"{path} is not a run file; for a method write --method {path}")
     return read_run_file(path)
+
+
+def require_run(path: Path) -> None:
+    """Raise if there is no run in ``path`` to continue."""
+    if not (path / "config.json").exists():
+        raise RunError(f"{path} holds no run to continue; leave out --resume to start one there")
+
+
+def begun(path: Path) -> tuple[RunConfig, Method]:
+    """The run that was begun in ``path``."""
+    require_run(path)
+    config = read_config(path)
+    return config, config.build()
 
 
 def configured(
@@ -41,14 +56,16 @@ def configured(
     own, changed = split_settings(settings, **changes)
     if method is None and file is None:
         raise ConfigError("no --method is given; `fedshift list methods` shows what there is")
+    typed = own
     if method is None and file is not None:
         method = method_of(file, "the run file")
         own = file.settings | own
         without = (*file.without, *without)
+    require_clear(str(method), typed)
     base = scenario or (scenario_of(file) if file is not None else "digits")
     if seed is None:
         seed = file.seed if file is not None else 0
-    return configure(
+    return configure_run(
         str(method),
         scenario_from(base, scale, list(allow), changed),
         seed=seed,

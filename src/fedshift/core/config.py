@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
-from fedshift.base.errors import RunError
+from fedshift.base.errors import ConfigError, RunError
 from fedshift.base.version import __version__
 from fedshift.core.method import Method
 from fedshift.core.registry import SCENARIOS
@@ -25,6 +25,20 @@ from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Frozen, Scenario, one_line
 
 FORMAT = 2  # of run directories; 1 (before 0.2) has older names in its scenario and is read too
+
+# Options of a scenario that every name covers; a later one enters it only if it is not the default,
+# so that an option more does not rename the runs that do not use it.
+NAMED = frozenset(
+    word
+    for line in (
+        "name scale changed data data_options domains unseen public split unseen_split partition",
+        "pixels augment backbone backbone_options rounds epochs steps batch_size optimiser lr",
+        "momentum weight_decay clip lr_decay precision optimiser_state bn weights",
+        "clients_per_round fraction protocols selection scored evaluate_every analyses",
+        "private_at_new_site allow",
+    )
+    for word in line.split()
+)
 
 
 class RunConfig(Frozen):
@@ -38,6 +52,7 @@ class RunConfig(Frozen):
     replayable: bool = True  # False: the method came as an object and must be given again
     scenario: Scenario
     seed: int = 0
+    data: str = ""  # fingerprint of the data; empty if they are at remote sites, or in old runs
 
     @property
     def label(self) -> str:
@@ -59,13 +74,16 @@ class RunConfig(Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that can change a result; the scenario's summary text cannot."""
+        """Hash of everything that can change a result; the scenario's summary text cannot.
+
+        Runs from before data had fingerprints have none, and keep the names that they had.
+        """
         content = {
             "format": self.format,
             "composition": self.composition,
-            "scenario": self.scenario.model_dump(mode="json", exclude={"summary"}),
+            "scenario": named_options(self.scenario),
             "seed": self.seed,
-        }
+        } | ({"data": self.data} if self.data else {})
         text = json.dumps(content, sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=6).hexdigest()
 
@@ -86,6 +104,13 @@ class RunConfig(Frozen):
         return build_method(self.method, **self.settings).without(*self.without)
 
 
+def named_options(scenario: Scenario) -> dict[str, Any]:
+    """The options of a scenario that enter a run's name, as JSON."""
+    values = scenario.model_dump(mode="json", exclude={"summary"})
+    chosen = scenario.model_dump(mode="json", exclude_defaults=True)
+    return {key: value for key, value in values.items() if key in NAMED or key in chosen}
+
+
 def flat(scenario: Scenario) -> dict[str, Any]:
     """Options of a scenario as one flat dictionary; those of the partition as ``partition.key``."""
     values = scenario.model_dump(exclude={"name", "summary", "partition", "changed"})
@@ -102,6 +127,11 @@ def configure(
     without: tuple[str, ...] = (),
 ) -> tuple[RunConfig, Method]:
     """A run's configuration and its method, from an expression or from a Method object."""
+    if not isinstance(method, str | Method):
+        raise ConfigError(
+            f"the method is a {type(method).__name__}; a run has one, a name or a Method: compare "
+            "takes several"
+        )
     settings = settings or {}
     words = isinstance(method, str)
     if isinstance(method, Method):

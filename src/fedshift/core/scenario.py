@@ -27,10 +27,11 @@ from fedshift.core.optimiser import Optimisation, Precision
 from fedshift.core.resource import RESOURCES
 from fedshift.data.augment import PRESETS
 from fedshift.data.dealing.partitions import Partition, PerDomain
-from fedshift.data.dealing.splits import Given, Split
+from fedshift.data.dealing.splits import Given, Split, describe_rule
 from fedshift.data.samples import Pixels
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
+UNSEEN: tuple[Protocol, ...] = ("unseen", "unseen-adapted")
 Scale = Literal["paper", "laptop"]
 Positive = Annotated[int, Field(ge=1)]
 RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # names before 0.2, still accepted
@@ -128,7 +129,7 @@ class Scenario(Frozen):
         if self.momentum and self.optimiser != "sgd":
             raise ValueError(f"momentum is for sgd; the optimiser is {self.optimiser}")
         if len(set(self.domains)) != len(self.domains) or not self.domains:
-            raise ValueError("domains must name at least one domain, each once")
+            raise ValueError("domains must name at least one domain to train on, each once")
         if self.unseen in self.domains:
             raise ValueError(f"domain {self.unseen!r} is both trained on and unseen")
         if self.unseen is None and any(p.startswith("unseen") for p in self.protocols):
@@ -171,12 +172,16 @@ class Scenario(Frozen):
         """A validated copy with other values; raises a one-line error if they do not fit.
 
         Setting one of two exclusive options (``steps`` and ``epochs``, ``fraction`` and
-        ``clients_per_round``) clears the other.
+        ``clients_per_round``) clears the other. Naming the ``unseen`` domain takes it out of the
+        training domains and adds the unseen protocols, unless these are given too; a domain that
+        was unseen before takes its place.
         """
         values = {RENAMED.get(key, key): value for key, value in values.items()}
         for key in values:
             if key not in type(self).model_fields:
                 raise UnknownNameError.of("scenario option", key, type(self).model_fields)
+        if values.get("unseen"):
+            values = self._leaving_out(values["unseen"]) | values
         for one, other in (("steps", "epochs"), ("fraction", "clients_per_round")):
             if values.get(one):
                 values.setdefault(other, None)
@@ -186,6 +191,16 @@ class Scenario(Frozen):
             return Scenario.model_validate(self.model_dump() | values)
         except ValidationError as error:
             raise ConfigError(one_line(error)) from None
+
+    def _leaving_out(self, unseen: str) -> dict[str, Any]:
+        """The options that follow from the name of the unseen domain."""
+        added = [p for p in UNSEEN if not any(q in self.protocols for q in UNSEEN)]
+        if unseen not in self.domains:
+            return {"protocols": (*self.protocols, *added)}
+        instead = () if self.unseen is None else (self.unseen,)
+        at = self.domains.index(unseen)
+        domains = (*self.domains[:at], *instead, *self.domains[at + 1 :])
+        return {"domains": domains, "protocols": (*self.protocols, *added)}
 
     @property
     def task(self) -> Objective:
@@ -231,34 +246,48 @@ class Scenario(Frozen):
         chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
         return [ordered[i] for i in sorted(chosen)]
 
-    def confounders(self) -> dict[str, str]:
-        """The choices that are printed with every result, by name."""
-        unusual: dict[str, str] = {}
-        if self.objective != "classification":
-            unusual["objective"] = self.objective
-        if self.class_balance != "none":
-            unusual["class balance"] = f"{self.class_balance} at each client"
-        if self.labelled is not None:
-            unusual["labels"] = f"of {self.labelled:.0%} of the training samples"
+    def confounders(self, *, images: bool = True) -> dict[str, str]:
+        """The choices that are printed with every result, by name.
+
+        ``images`` says whether inputs are images: only then do pixels and augmentation matter.
+        """
         work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"
         rate = f"{self.optimiser_kind} lr {self.lr:g}"
         rate += f" momentum {self.momentum:g}" if self.momentum else ""
         rate += f" decay {self.lr_decay:g}/round" if self.lr_decay != 1 else ""
         part = self.clients_per_round or (f"{self.fraction:g} of" if self.fraction else "all")
-        return {
-            "local work": f"{work} of {self.batch_size}",
-            "images": f"{self.pixels} pixels, augmentation {self.augment}",
-            "optimiser": f"{rate}, weight decay {self.weight_decay:g}",
-            "optimiser state": self.optimiser_state,
-            "clip": f"{self.clip:g}" if self.clip else "none",
-            "precision": self.precision,
-            "BN statistics": self.bn,
-            "client weights": f"{self.weights} (unless the method has its own)",
-            "participation": f"{part} clients per round",
-            "selection": self.selection,
-            "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
-            "private entries at a new site": self.private_at_new_site,
-        } | (unusual | ({"smaller than the paper's": self.changed} if self.changed else {}))
+        return (
+            {
+                "local work": f"{work} of {self.batch_size}",
+                "split": describe_rule(self.split),
+            }
+            | ({"images": f"{self.pixels} pixels, augmentation {self.augment}"} if images else {})
+            | {
+                "optimiser": f"{rate}, weight decay {self.weight_decay:g}",
+                "optimiser state": self.optimiser_state,
+                "clip": f"{self.clip:g}" if self.clip else "none",
+                "precision": self.precision,
+                "BN statistics": self.bn,
+                "client weights": f"{self.weights} (unless the method has its own)",
+                "participation": f"{part} clients per round",
+                "selection": self.selection,
+                "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
+                "private entries at a new site": self.private_at_new_site,
+            }
+            | self._unusual()
+            | ({"smaller than the paper's": self.changed} if self.changed else {})
+        )
+
+    def _unusual(self) -> dict[str, str]:
+        """Choices that are printed only where they differ from the usual ones."""
+        out: dict[str, str] = {}
+        if self.objective != "classification":
+            out["objective"] = self.objective
+        if self.class_balance != "none":
+            out["class balance"] = f"{self.class_balance} at each client"
+        if self.labelled is not None:
+            out["labels"] = f"of {self.labelled:.0%} of the training samples"
+        return out
 
 
 def _registered(registry: Registry[Any], name: str) -> None:

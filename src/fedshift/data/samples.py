@@ -32,6 +32,8 @@ class Domain:
     y: Tensor  # (N,) int64 classes, (N, K) float labels of 0 and 1, or (N,) float numbers
     split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
     classes: tuple[str, ...]  # one name per output of a net: classes, labels, or the number's
+    drawn: bool | None = False  # the source marks no test rows, so they were drawn; None: unknown
+    checksum: str = ""  # of the arrays as stored; empty: not known yet
 
     @property
     def objective(self) -> str:

@@ -13,10 +13,11 @@ gigabytes at every start would take longer than the start itself. ``verify=True`
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def write_domain(folder: Path, domain: Domain, ids: Sequence[str] = ()) -> None:
         card = {
             "name": domain.name,
             "classes": list(domain.classes),
+            "drawn": domain.drawn,
             "sha256": {file.stem: digest(file) for file in files},
             "stamp": {file.stem: _stamp(file) for file in files},
         }
@@ -110,7 +112,60 @@ def read_domain(folder: Path, *, verify: bool | None = None) -> Domain:
             raise DataError(f"{path} is damaged: its checksum does not match; delete {folder}")
         arrays[name] = np.load(path, mmap_mode="c")
     x, y, split = (torch.from_numpy(arrays[name]) for name in ARRAYS)
-    return Domain(card["name"], x, y, split, tuple(card["classes"]))
+    sums = {name: card["sha256"][name] for name in ARRAYS}
+    return Domain(
+        card["name"],
+        x,
+        y,
+        split,
+        tuple(card["classes"]),
+        card.get("drawn"),
+        combined(sums),
+    )
+
+
+def checksum(domain: Domain) -> str:
+    """The checksum of a domain: the stored one, or computed as if the domain were stored.
+
+    So a domain has the same checksum whether it was just made or is read from disk.
+    """
+    if domain.checksum:
+        return domain.checksum
+    sums = {}
+    for name in ARRAYS:
+        hashed = _Hashed()
+        np.save(hashed, getattr(domain, name).numpy())
+        sums[name] = hashed.found.hexdigest()
+    return combined(sums)
+
+
+def combined(sums: Mapping[str, str]) -> str:
+    """One checksum from those of several arrays."""
+    return hashlib.sha256(json.dumps(dict(sums), sort_keys=True).encode()).hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file that is not kept: what is written to it is only hashed."""
+
+    def __init__(self) -> None:
+        self.found = hashlib.sha256()
+
+    def writable(self) -> bool:
+        """It can be written to."""
+        return True
+
+    def write(self, blob: Any) -> int:
+        """Hash the bytes."""
+        self.found.update(blob)
+        return len(blob)
+
+
+def fingerprint(domains: Mapping[str, Domain]) -> str:
+    """A short hash of the content of several domains: names, classes, inputs, labels and splits."""
+    content = {
+        name: [list(domain.classes), checksum(domain)] for name, domain in sorted(domains.items())
+    }
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
 
 
 def read_card(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ its own copy.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -15,10 +16,11 @@ from fedshift.base.errors import UnknownNameError
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.holdings import Holdings, count_holdings
 from fedshift.data.dealing.partitions import deal
-from fedshift.data.dealing.splits import apply_split
+from fedshift.data.dealing.splits import VAL, Given, apply_split, describe_rule
 from fedshift.data.federation import Federation, hide_labels, site, whole
 from fedshift.data.library.loaded import load
 from fedshift.data.samples import Domain
+from fedshift.data.store import fingerprint
 
 
 def federate(scenario: Scenario, seed: int) -> Federation:
@@ -57,9 +59,7 @@ def split_domains(scenario: Scenario, seed: int) -> tuple[dict[str, Domain], dic
     rules = dict.fromkeys(scenario.domains, scenario.split)
     if scenario.unseen:
         rules[scenario.unseen] = scenario.unseen_split or scenario.split
-    for name in rules:
-        if name not in stores:
-            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)
+    _require_known(scenario, rules, stores)
     codes = {name: apply_split(rule, stores[name], seed) for name, rule in rules.items()}
     if scenario.partition.same_rows:
         codes |= dict.fromkeys(scenario.domains, codes[scenario.domains[0]])
@@ -71,8 +71,50 @@ def options_of(scenario: Scenario) -> str:
     return json.dumps(scenario.data_options, sort_keys=True)
 
 
+def describe_split(scenario: Scenario) -> str:
+    """Where train, validation and test rows come from, as results print it.
+
+    A split that comes with the data is told apart from one that was drawn when the data were
+    prepared, and a rule that ignores a given split says so.
+    """
+    stores = stored(scenario)
+    trained = [stores[name] for name in scenario.domains]
+    text = describe_rule(scenario.split)
+    drawn = [domain.name for domain in trained if domain.drawn]
+    if isinstance(scenario.split, Given):
+        if len(drawn) == len(trained):
+            text = "20 % per class drawn for the test, as the data mark none"
+        elif drawn:
+            text = f"given with the data, except 20 % drawn for the test of {', '.join(drawn)}"
+        else:
+            text = "given with the data"
+        if any(len(domain.rows(VAL)) == 0 for domain in trained):
+            text += f"; validation {100 * scenario.split.val:g} % of the training rows"
+    elif any(domain.drawn is False for domain in trained):
+        text += "; the split given with the data is not used"
+    if scenario.unseen and scenario.unseen_split:
+        text += f"; unseen domain: {describe_rule(scenario.unseen_split)}"
+    return text
+
+
+def data_fingerprint(scenario: Scenario) -> str:
+    """A hash of the content of every domain that the scenario uses, the public data included."""
+    used = dict(stored(scenario))
+    if scenario.public is not None:
+        used |= {f"public/{name}": domain for name, domain in load(scenario.public).items()}
+    return fingerprint(used)
+
+
 def stored(scenario: Scenario) -> dict[str, Domain]:
     """The domains that the scenario uses, complete, without any split."""
     stores = load(scenario.data, options_of(scenario))
     names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
+    _require_known(scenario, names, stores)
     return {name: stores[name] for name in names}
+
+
+def _require_known(scenario: Scenario, names: Iterable[str], stores: Mapping[str, Domain]) -> None:
+    """Raise if the data set has no domain of one of these names."""
+    for name in names:
+        if name not in stores:
+            raise UnknownNameError.of(f"domain of {scenario.data!r}", name, stores)

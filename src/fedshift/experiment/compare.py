@@ -14,28 +14,35 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from fedshift.base.errors import DivergedError, RunError
+from fedshift.base.errors import ConfigError, DivergedError, RunError
 from fedshift.base.process import cores, tune_process
-from fedshift.core.config import RunConfig, configure
+from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
+from fedshift.experiment.estimate import Estimate, estimate
+from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.progress import Watch, watching
+from fedshift.experiment.references import references as reference_rows
+from fedshift.experiment.references import with_local
 from fedshift.experiment.run import execute
 from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options
 from fedshift.report.results import Comparison, Failure, RunResult
 from fedshift.runs.record import Row
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,43 +55,82 @@ class Job:
 
 
 def compare(  # noqa: PLR0913  every choice by keyword
-    methods: Sequence[str | Method],
-    scenarios: Sequence[str | Scenario] = ("digits",),
+    methods: str | Method | Sequence[str | Method],
+    scenarios: str | Scenario | Sequence[str | Scenario] = ("digits",),
     *,
     seeds: Sequence[int] = (0,),
     out: Path | str | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
+    references: bool = False,
     quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
     """Train every method in every scenario with every seed, and put the results side by side.
 
     Args:
-        methods: expressions such as ``"fedprox[mu=0.1]"`` or ``"fedavg + mixup"``, or methods.
-        scenarios: names or scenarios.
+        methods: expressions such as ``"fedprox[mu=0.1]"`` or ``"fedavg + mixup"``, or methods; one
+            of them, or a list.
+        scenarios: names or scenarios; one of them, or a list.
         seeds: one run per seed.
         out: folder of run directories; finished runs in it are read and not repeated, unfinished
             ones are continued.
         workers: number of processes; None takes one per core. Several runs are executed side by
             side, one process each; a single run uses the processes to visit its clients.
         watch: makes a listener for each run, in place of the default display.
+        references: add what is reached without federated learning: the most frequent class, the
+            method ``local``, one model on pooled data, and for tables logistic regression and
+            gradient boosting on pooled data.
         quiet: show no progress.
         **changes: other values of the scenarios, ``rounds=10``.
     """
-    jobs = plan(methods, [find_scenario(s, **changes) for s in scenarios], seeds, out)
+    if isinstance(seeds, int):
+        raise ConfigError(f"seeds is {seeds}; it takes a list such as [0, 1, 2], or range({seeds})")
+    chosen = [find_scenario(scenario, **changes) for scenario in listed(scenarios)]
+    wanted = with_local(listed(methods)) if references else listed(methods)
+    jobs = plan(wanted, chosen, seeds, out)
     count = workers or cores()
     play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
+    beside: list[RunResult] = []
     with watching(quiet=quiet or watch is not None) as default:
         for job, outcome in play(jobs, watch or default, count):
             found[job.config.name] = outcome
+        for scenario, seed in product(chosen, seeds) if references else ():
+            kept = Path(out) if out is not None else None
+            beside += reference_rows(scenario, seed, kept, watch or default, count)
     ordered = [found[job.config.name] for job in jobs]
     return Comparison(
-        [r for r in ordered if isinstance(r, RunResult)],
+        [*(r for r in ordered if isinstance(r, RunResult)), *beside],
         [r for r in ordered if isinstance(r, Failure)],
         Path(out) if out is not None else None,
+        of_older_data(Path(out), [job.config for job in jobs]) if out is not None else [],
     )
+
+
+def estimates(
+    methods: str | Method | Sequence[str | Method],
+    scenarios: str | Scenario | Sequence[str | Scenario] = ("digits",),
+    *,
+    seeds: Sequence[int] = (0,),
+    out: Path | str | None = None,
+) -> list[tuple[Estimate, int]]:
+    """What a comparison will take: per method and scenario an estimate, and its runs left to do."""
+    chosen = [find_scenario(scenario) for scenario in listed(scenarios)]
+    jobs = plan(listed(methods), chosen, seeds, out)
+    todo: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        same = todo.setdefault((job.config.label, job.config.scenario.model_dump_json()), [])
+        if job.path is None or not (job.path / "summary.json").exists():
+            same.append(job)
+    return [(estimate(own[0].config, own[0].method), len(own)) for own in todo.values() if own]
+
+
+def listed(given: str | T | Sequence[str | T]) -> Sequence[str | T]:
+    """Several things, or one by itself: a text is one name and not a sequence of characters."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given]
+    return given
 
 
 def plan(
@@ -99,7 +145,7 @@ def plan(
         clients = len(federate(scenario, seeds[0]).sites)
         for method in methods:
             for seed in seeds:
-                config, whole = configure(method, scenario, seed=seed)
+                config, whole = configure_run(method, scenario, seed=seed)
                 check_needs(whole, scenario, clients)
                 path = Path(out) / config.name if out is not None else None
                 jobs.setdefault(config.name, Job(config, whole, path))

@@ -35,16 +35,44 @@ class Listener:
         """All rounds are done and the summary has been written."""
 
 
+class Clock:
+    """How long the rest of a run will take, from the rounds that this process has played."""
+
+    def __init__(self) -> None:
+        self.began, self.first = time.monotonic(), 1
+
+    def start(self, first_round: int) -> None:
+        """The first round of this process is about to begin."""
+        self.began, self.first = time.monotonic(), first_round
+
+    def left(self, round_: int, rounds: int) -> str:
+        """The time left after a round, as text; empty after the last."""
+        each = (time.monotonic() - self.began) / max(1, round_ - self.first + 1)
+        return f"about {duration(each * (rounds - round_))} left" if round_ < rounds else ""
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(42.4), duration(400), duration(9000)
+    ('42 s', '7 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 class LogListener(Listener):
     """One line per round in the log ``fedshift``, at level INFO; losses are warnings."""
 
     def __init__(self) -> None:
         self.label, self.rounds = "", 0
-        self.began = time.monotonic()
+        self.clock = Clock()
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
         """Log method, scenario, number of clients and first round."""
         self.label, self.rounds = config.label, config.scenario.rounds
+        self.clock.start(first_round)
         where = config.scenario_label
         log.info("%s in %s: %s clients, from round %s", self.label, where, clients, first_round)
 
@@ -53,10 +81,12 @@ class LogListener(Listener):
         log.warning("%s", describe_loss(lost))
 
     def round_done(self, row: Row) -> None:
-        """Log losses and accuracies of the round, and the time since the start."""
-        spent = time.monotonic() - self.began
+        """Log losses and accuracies of the round, the time since the start and the time left."""
+        spent = time.monotonic() - self.clock.began
+        left = self.clock.left(row["round"], self.rounds)
         head = f"{self.label}: round {row['round']} of {self.rounds}"
-        log.info("%s  %s  %.0f s", head, describe_round(row), spent)
+        times = f"{spent:.0f} s" + (f", {left}" if left else "")
+        log.info("%s  %s  %s", head, describe_round(row), times)
 
     def finished(self, result: RunResult) -> None:
         """Log the result."""

@@ -29,7 +29,7 @@ from rich.progress import (
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.engine.replies import describe_loss
-from fedshift.experiment.listener import Listener, LogListener, describe_round
+from fedshift.experiment.listener import Clock, Listener, LogListener, describe_round
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Row
 
@@ -100,10 +100,12 @@ class BoardLine(Listener):
         self.task: TaskID | None = None
         self.clients = self.visited = 0
         self.text = "waiting"
+        self.clock = Clock()
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
         """Add the bar, at the round where the run continues."""
         self.clients = config.scenario.cohort_size(clients)
+        self.clock.start(first_round)
         self.task = self.board.progress.add_task(
             self.title, total=config.scenario.rounds, completed=first_round - 1, state="starting"
         )
@@ -131,7 +133,8 @@ class BoardLine(Listener):
         total = self.config.scenario.rounds
         due = round_ == total or round_ % max(1, total // 10) == 0
         if due and not self.board.console.is_terminal:
-            self._print(f"{self.title}  round {round_}/{total}  {self.text}")
+            left = self.clock.left(round_, total)
+            self._print(f"{self.title}  round {round_}/{total}  {self.text}  {left}".rstrip())
 
     def _print(self, line: str) -> None:
         self.board.console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -15,11 +15,12 @@ from typing import Any
 from fedshift.base.errors import ConfigError, RunError, UnknownNameError
 from fedshift.base.files import only_writer
 from fedshift.base.process import one_thread
-from fedshift.core.config import RunConfig, configure
+from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Policy
 from fedshift.engine.compute import Compute
+from fedshift.experiment.identity import configure_run, same_but_data, same_run
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.progress import watching
 from fedshift.experiment.scenario import NESTED, complete_scenario, find_scenario, scenario_from
@@ -68,7 +69,7 @@ def run(  # noqa: PLR0913  every choice of a run, by keyword
             updates itself, and elsewhere the log ``fedshift`` a line per round.
         **changes: other values of the scenario, ``rounds=10, lr=0.1``.
     """
-    config, whole = configure(
+    config, whole = configure_run(
         method,
         find_scenario(scenario, **changes),
         seed=seed,
@@ -142,12 +143,23 @@ def execute(
         raise UnknownNameError.of("transport", options.transport, {*TRANSPORTS, "auto"})
     if path is not None and (done := finished(config, path, resume=options.resume)):
         return done
+    config = as_begun(config, path)
     with one_thread(), only_writer(path) if path is not None else nullcontext():
         session = prepare(config, method, path, options)
         try:
             return play(session)
         finally:
             session.transport.close()
+
+
+def as_begun(config: RunConfig, path: Path | None) -> RunConfig:
+    """The configuration under which the run in ``path`` was begun, if it was.
+
+    One from before data had fingerprints keeps none: nobody knows what its data were.
+    """
+    begun = path is not None and (path / "config.json").exists()
+    old = path is not None and begun and not read_config(path).data
+    return config.model_copy(update={"data": ""}) if old else config
 
 
 def finished(config: RunConfig, path: Path, *, resume: bool) -> RunResult | None:
@@ -157,8 +169,9 @@ def finished(config: RunConfig, path: Path, *, resume: bool) -> RunResult | None
     if not (path / "config.json").exists():
         raise RunError(f"{path} is not empty and holds no run; choose another out", "out=DIR")
     held = read_config(path)
-    if held.fingerprint != config.fingerprint:
-        raise RunError(f"{path} holds another run, {held.name}; choose another out", "out=DIR")
+    if not same_run(held, config):
+        other = "the same run on other data" if same_but_data(held, config) else "another run"
+        raise RunError(f"{path} holds {other}, {held.name}; choose another out", "out=DIR")
     if summary := read_summary(path):
         return RunResult(held, read_lines(path / "metrics.jsonl"), summary, path)
     if not resume:

@@ -7,18 +7,25 @@ unknown name or option must be an error, never ignored.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from fedshift.base.errors import ConfigError
+from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.settings import parse_settings
 from fedshift.core.registry import SCENARIOS
+from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Scenario, one_line
-from fedshift.data.dealing.splits import Random
+from fedshift.data.dealing.partitions import Partition
+from fedshift.data.dealing.splits import Split
 from fedshift.data.library.loaded import datasets, load
 
 NESTED = ("partition", "split", "unseen_split")  # options that have options of their own
+KINDS: dict[str, dict[str, type[BaseModel]]] = {  # the rules that each of them chooses from
+    name: {rule.model_fields["kind"].default: rule for rule in get_args(get_args(union)[0])}
+    for name, union in (("partition", Partition), ("split", Split))
+}
 
 
 def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
@@ -40,18 +47,24 @@ def complete_scenario(values: dict[str, Any]) -> Scenario:
 
 
 def named_scenario(name: str, scale: str | None) -> Scenario:
-    """A registered scenario, or the default for a data set: one client per domain, 80/10/10."""
-    if name not in SCENARIOS.entries() and name in datasets():
+    """A registered scenario, or the default for a data set: one client per domain, its own split.
+
+    The split is the one that comes with the data. Where they mark no test rows, a fifth was drawn
+    when they were prepared, which ``fedshift data inspect`` shows too.
+    """
+    known = SCENARIOS.entries()
+    if name not in known and name in datasets():
         stores = load(name)
         images = next(iter(stores.values())).x.dim() == 4
         return Scenario(
             name=name,
             data=name,
             domains=tuple(stores),
-            split=Random(),
             backbone="cnn" if images else "mlp",
         )
-    entry = SCENARIOS.get(name)
+    if name not in known:
+        raise UnknownNameError.of("scenario or dataset", name, {*known, *datasets()})
+    entry = known[name]
     if scale and "scale" not in entry.options:
         raise ConfigError(f"scenario {name!r} comes in one scale; leave out scale={scale!r}")
     return entry.build(**({"scale": scale} if scale else {}))
@@ -102,10 +115,44 @@ def scenario_from(
     for key in ("backbone_options", "data_options"):
         if key in given:
             given[key] = getattr(base, key) | given[key]
+    nested: dict[str, dict[str, Any]] = {}
     for key in [k for k in given if "." in k]:
         owner, _, part = key.partition(".")
         if owner not in NESTED:
             raise ConfigError(f"scenario has no option {key!r}; did you mean scenario.{part}?")
-        old = getattr(base, owner)
-        given[owner] = given.get(owner, old.model_dump() if old else {}) | {part: given.pop(key)}
+        nested.setdefault(owner, {})[part] = given.pop(key)
+    for owner, parts in nested.items():
+        given[owner] = nested_option(base, owner, parts)
     return base.change(**given)
+
+
+def nested_option(base: Scenario, owner: str, parts: dict[str, Any]) -> dict[str, Any]:
+    """A split or partition with some values changed; another ``kind`` begins at its defaults.
+
+    A value of the old kind means nothing to the new one, so none is carried over.
+    """
+    kinds = KINDS["partition" if owner == "partition" else "split"]
+    held = getattr(base, owner) or base.split
+    kind = parts.get("kind", held.kind)
+    if kind not in kinds:
+        raise UnknownNameError.of(f"kind of scenario.{owner}", str(kind), kinds)
+    for part in parts:
+        if part not in kinds[kind].model_fields:
+            raise UnknownNameError.of(f"option of {owner} {kind!r}", part, kinds[kind].model_fields)
+    return (held.model_dump() if kind == held.kind else {"kind": kind}) | parts
+
+
+def require_clear(method: str, settings: Iterable[str]) -> None:
+    """Raise if a setting of the method, given by its bare name, could mean the scenario's option.
+
+    ``lr`` alone would be the server's rate under most methods, where people mean the clients'.
+    """
+    for key in settings:
+        if key not in Scenario.model_fields:
+            continue
+        own = build_method(method).settings()
+        owners = [f"{owner}.{name}" for owner, name, _ in own if name == key]
+        if owners:
+            names = " or ".join([f"scenario.{key}", *owners])
+            raise ConfigError(f"{key!r} is ambiguous; say {names}")
+        raise ConfigError(f"{key!r} is an option of the scenario; say scenario.{key}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fedshift.base.process import cores
-from fedshift.base.tree import Tree
 from fedshift.core.analysis import analysis
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Update
@@ -23,15 +22,16 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import federate
+from fedshift.engine.federation import describe_split, federate
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Record, Row, read_compute
-from fedshift.runs.summary import comparable, summarise
+from fedshift.runs.summary import summarise
 from fedshift.transports import TRANSPORTS
 
 
@@ -76,6 +76,7 @@ class Session:
     federation: Federation
     record: Record
     listener: Listener
+    split: str = ""  # where train, validation and test rows come from; empty: the sites know
 
     def advance(self) -> Row:
         """Run, score and commit one round; returns its row of the metrics.
@@ -113,7 +114,8 @@ class Session:
         if piggybacked:
             self.record.postpone(server, row)
         else:
-            keep_best(server.shared, self.record, row)
+            scoring = server.method.send_scoring(server, None)
+            self.record.keep_best(server.shared, scoring, row)
             self.record.commit(server, row)
         return row
 
@@ -132,6 +134,7 @@ class Session:
         if row is None or not isinstance(self.transport, Piggybacks):
             return play_round(server, self.transport, record)
         tasks, model = at_sites(server), server.shared
+        scoring = server.method.send_scoring(server, None)
         messages = [
             server.broadcast(task, c) for c in sorted(server.roster) for task in tasks.values()
         ]
@@ -146,7 +149,7 @@ class Session:
             row["scores"] |= as_json({name: counted})
         order = [p for p in server.scenario.protocols if p in row["scores"]]
         row["scores"] = {name: row["scores"][name] for name in order}
-        keep_best(model, record, row)
+        record.keep_best(model, scoring, row)
         record.complete_pending()
         return updates
 
@@ -173,6 +176,8 @@ def prepare(
     """
     options = options or Options()
     scenario = config.scenario
+    if federation is None:
+        require_same_data(config)
     known = federation or federate(scenario, config.seed)
     check_needs(method, scenario, len(known.sites))
     check_policy(method, options.policy)
@@ -183,6 +188,7 @@ def prepare(
     known, net = known.to(compute.device), compute.move(net)
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
+    record.describe_model(known.shape, known.classes)
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
@@ -192,7 +198,8 @@ def prepare(
     transport = open_transport(options.transport, plan)
     if not record.restore(server):
         enrol(server, transport, known.sites, record)
-    return Session(server, transport, known, record, options.listener)
+    split = describe_split(scenario) if federation is None else ""
+    return Session(server, transport, known, record, options.listener, split)
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:
@@ -216,17 +223,22 @@ def play(session: Session) -> RunResult:
     listener.started(config, len(server.roster), server.round + 1)
     while server.round < config.scenario.rounds:
         listener.round_done(session.advance())
-    facts = _facts(server, record) | {"classes": list(session.federation.classes)}
-    summary = summarise(config, record.metrics, **facts)
+    summary = summarise(config, record.metrics, **_facts(session))
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)
     return result
 
 
-def _facts(server: Server, record: Record) -> Row:
+def _facts(session: Session) -> Row:
     """What a summary holds besides scores: clients, parameters, traffic, time, losses, privacy."""
+    server, record = session.server, session.record
+    split = {"split": session.split} if session.split else {}
+    images = len(session.federation.shape) == 3
     return {
+        "confounders": server.scenario.confounders(images=images) | split,
+        "samples": count_samples(session.federation, server.scenario.unseen),
+        "classes": list(session.federation.classes),
         "clients": len(server.roster),
         "parameters": sum(p.numel() for p in server.net.parameters()),
         "shares": {d.name: d.shares for d in server.method.declared if d.shares},
@@ -234,6 +246,17 @@ def _facts(server: Server, record: Record) -> Row:
         "seconds": sum(row["seconds"] for row in record.metrics),
         "lost": record.losses(),
     } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
+
+
+def count_samples(federation: Federation, unseen: str | None) -> dict[str, dict[str, int]]:
+    """Training, validation and test samples of each domain, as far as they are known here."""
+    domains = dict(federation.domains)
+    if unseen and federation.unseen is not None:
+        domains[unseen] = federation.unseen
+    return {
+        name: {part: len(getattr(splits, part)) for part in ("train", "val", "test")}
+        for name, splits in domains.items()
+    }
 
 
 def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
@@ -244,22 +267,6 @@ def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
             out[part.name] = dict(part.privacy_spent(server, record.visits()))
             record.note_privacy(server.round, part.name, out[part.name])
     return out
-
-
-def keep_best(model: Tree, record: Record, row: Row) -> None:
-    """Keep ``model`` on disk if its validation accuracy is the best under the first protocol.
-
-    Only rounds in which every site was scored compete, unless there are no others.
-    """
-    scores: Callable[[Row], float] = lambda r: r["scores"][name]["val"]["avg"]  # noqa: E731
-    name = next(iter(row.get("scores", {})), None)
-    if name is None:
-        return
-    earlier = [scores(r) for r in comparable([r for r in record.metrics if r.get("scores")])]
-    if earlier and row.get("unscored"):
-        return
-    if not earlier or scores(row) > max(earlier):
-        record.keep_best(model, row["round"])
 
 
 def mean_losses(updates: Sequence[Update]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from fedshift.base.files import write_bytes
 from fedshift.data.dealing.holdings import Holdings
 from fedshift.report.further import title
 from fedshift.report.results import Cell, Comparison, RunResult
-from fedshift.report.tables import TableRow, rows, rule_note, runs_of, seeds_note
+from fedshift.report.tables import TableRow, rows, rule_note, runs_of
 
 INK = "#1f2328"  # colour of text and axes; in an HTML page it becomes the page's text colour
 # Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
@@ -119,7 +119,14 @@ def _below(label: str, found: Sequence[TableRow]) -> str:
 def _curves_note(found: Sequence[TableRow]) -> str:
     rules = [rule for row in found for rule in row.rules]
     band = ", band: one std" if max(row.seeds for row in found) > 1 else ""
-    return f"{seeds_note(found).replace(' ± std', '')}{band}; dots: {rule_note(rules)}"
+    return f"{_seeds(found)}{band}; dots: {rule_note(rules)}"
+
+
+def _seeds(found: Sequence[TableRow]) -> str:
+    low, high = min(row.seeds for row in found), max(row.seeds for row in found)
+    if high == 1:
+        return "1 seed"
+    return f"mean over {high if low == high else f'{low} to {high}'} seeds"
 
 
 def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> tuple[float, float]:
@@ -223,7 +230,8 @@ def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
 
 
 def _domains_note(found: Sequence[TableRow]) -> str:
-    return f"{seeds_note(found)}; {rule_note(rule for row in found for rule in row.rules)}"
+    seeds = _seeds(found).replace("mean over", "mean ± std over")
+    return f"{seeds}; {rule_note(rule for row in found for rule in row.rules)}"
 
 
 def _dots(

@@ -21,20 +21,25 @@ TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgrea
 TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 
-def markdown(comparison: Comparison) -> str:
-    """One Markdown table per scenario; the best mean of each column is bold."""
-    return "\n".join(_markdown(summary) for summary in summaries(comparison))
+def markdown(comparison: Comparison, against: str | None = None) -> str:
+    """One Markdown table per scenario, and the differences to ``against`` if it is given."""
+    return "\n".join(_markdown(summary) for summary in summaries(comparison, against))
 
 
 def _markdown(summary: Summary) -> str:
     def cell(row: TableRow, best: bool) -> str:
-        return (f"**{row.avg}**" if best else str(row.avg)) + row.mark
+        return (f"**{row.avg.shown}**" if best else row.avg.shown) + row.mark
 
     lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
     lines += [
         [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    if summary.apart:
+        heads = [f"minus {_markdown_text(summary.against)}", *summary.columns]
+        rule = ["---", *["---:"] * len(summary.columns)]
+        apart = [heads, rule, *([_markdown_text(r[0]), *r[1:]] for r in summary.apart)]
+        table += "\n" + "".join(f"| {' | '.join(line)} |\n" for line in apart)
     head = f"### {_markdown_text(summary.scenario)}"
     return f"{head}\n\n{table}\n{summary.note}.\n\n{joined(summary.confounders)}.\n"
 
@@ -44,13 +49,14 @@ def _markdown_text(text: str) -> str:
 
 
 def latex(comparison: Comparison) -> str:
-    """One booktabs table per scenario; the best mean of each column is bold."""
+    """One booktabs table per scenario; bold where a lead is beyond the interval."""
     return "\n".join(_latex(summary) for summary in summaries(comparison))
 
 
 def _latex(summary: Summary) -> str:
     def cell(row: TableRow, best: bool) -> str:
-        return (rf"\textbf{{{tex(str(row.avg))}}}" if best else tex(str(row.avg))) + row.mark
+        text = tex(row.avg.shown)
+        return (rf"\textbf{{{text}}}" if best else text) + row.mark
 
     body = [[tex(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
     lines = [" & ".join(line) + r" \\" for line in [list(map(tex, summary.headings)), *body]]
@@ -90,7 +96,7 @@ def csv(comparison: Comparison) -> str:
     sheet.writerow(titles.split())
     for result in comparison.results:
         config = result.config
-        first = [config.name, result.label, config.scenario_label, config.seed]
+        first = [config.name, result.label, comparison.scenario_of(result), config.seed]
         for protocol in result.summary["protocols"]:
             for choice in CHOICES:
                 if outcome := result.outcome(protocol, choice):

@@ -60,8 +60,8 @@ class Score:
 
     @classmethod
     def of(cls, cell: Cell, *, best: bool = False, mark: str = "") -> Score:
-        """Split a cell into mean and deviation, so that the deviation can be printed smaller."""
-        mean, _, spread = str(cell).partition(" ± ")
+        """Split a cell into mean and interval, so that the interval can be printed smaller."""
+        mean, _, spread = cell.shown.partition(" ± ")
         return cls(mean, spread, best, mark)
 
 
@@ -211,7 +211,7 @@ def _measure(found: Sequence[TableRow], measure: str) -> list[Score]:
 
 
 def _column(found: Sequence[TableRow], cells: Sequence[Cell]) -> list[Score]:
-    """One column, its best value in bold."""
+    """One column; a value whose lead is beyond the interval is bold."""
     best = leaders(cells, [row.oracle for row in found])
     return [Score.of(c, best=b) for c, b in zip(cells, best, strict=True)]
 

@@ -38,7 +38,7 @@ def comparison_tables(comparison: Comparison) -> str:
     """One table per scenario, the best of each column in bold, then the runs that failed."""
 
     def cell(row: TableRow, best: bool) -> str:
-        text = escape(f"{row.avg}{row.mark}")
+        text = escape(f"{row.avg.shown}{row.mark}")
         return f"<b>{text}</b>" if best else text
 
     out = []
@@ -87,7 +87,7 @@ def selected(comparison: Comparison) -> Any:
     for result in comparison.results:
         first = {
             "method": result.label,
-            "scenario": result.config.scenario_label,
+            "scenario": comparison.scenario_of(result),
             "seed": result.config.seed,
         }
         for protocol, found in result.summary["protocols"].items():

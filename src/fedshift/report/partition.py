@@ -7,30 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.table import Table as RichTable
-
 from fedshift.data.dealing.holdings import Holdings
 from fedshift.data.dealing.shares import Ints
+from fedshift.report.fitted import FittedTable
 
 COLUMNS = 12  # largest number of classes that get a column each
 
 
-def render_table(shown: Holdings) -> RichTable:
+def render_table(shown: Holdings) -> FittedTable:
     """One line per client and domain, one column per class.
 
     With more than twelve classes their number and the largest class take the place of the columns.
     """
-    out = RichTable("client", "domain", title="Training samples", title_justify="left")
     few = len(shown.classes) <= COLUMNS
-    for column in (*(shown.classes if few else ("classes", "largest class")), "samples"):
-        out.add_column(column, justify="right")
+    heads = ["client", "domain", *(shown.classes if few else ("classes", "largest class"))]
+    lines = []
     for client, domain, counts in _lines(shown):
         largest = f"{shown.classes[counts.argmax()]} ({counts.max() / counts.sum():.0%})"
         cells = (
             [str(n) if n else "-" for n in counts] if few else [str((counts > 0).sum()), largest]
         )
-        out.add_row(client, domain, *cells, str(counts.sum()))
-    return out
+        lines.append([client, domain, *cells, str(counts.sum())])
+    return FittedTable("Training samples", [*heads, "samples"], lines)
 
 
 def _lines(shown: Holdings) -> Iterable[tuple[str, str, Ints]]:

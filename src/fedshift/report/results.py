@@ -6,21 +6,26 @@ without its selection rule: an oracle's choice, which looked at test data, is al
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedshift.base.errors import ConfigError, UnknownNameError
-from fedshift.core.config import RunConfig
+from fedshift.core.config import RunConfig, flat, named_options
+from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
 from fedshift.report import optional
+from fedshift.report.intervals import NORMAL, mean_error, sample_error, seed_interval
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class RunResult:
 
     def outcome(self, protocol: str, choice: Choice = "selected") -> Outcome | None:
         """The numbers of a protocol; None if the method has no such model."""
+        _require("protocol", protocol, {*PROTOCOLS, *self.summary["protocols"]})
+        _require("choice of a round", choice, get_args(Choice))
         found = self.summary["protocols"].get(protocol)
         if found is None:
             return None
@@ -69,13 +76,33 @@ class RunResult:
     def curve(
         self, protocol: str, key: str = "avg", split: str = "test"
     ) -> list[tuple[int, float]]:
-        """(round, value) of every scored round."""
+        """(round, value) of every scored round; none if the method has no such model."""
+        _require("protocol", protocol, {*PROTOCOLS, *self.summary["protocols"]})
         rows = [r for r in self.history if protocol in r.get("scores", {})]
+        if rows:
+            _require("split of the scores", split, rows[0]["scores"][protocol])
+            _require("number of a score", key, rows[0]["scores"][protocol][split])
         return [(r["round"], r["scores"][protocol][split][key]) for r in rows]
 
     def rounds_to(self, threshold: float, protocol: str) -> int | None:
         """First scored round whose AVG over domains reaches ``threshold``; None if none does."""
         return rounds_to(threshold, self.curve(protocol))
+
+    @property
+    def test_samples(self) -> dict[str, int]:
+        """Number of test samples of each domain; empty where the data are at remote sites."""
+        return {name: row["test"] for name, row in self.summary.get("samples", {}).items()}
+
+    def error(self, outcome: Outcome, key: str = "avg") -> float:
+        """Standard error of AVG or of a domain's accuracy that comes from the test samples.
+
+        NaN for other numbers, for objectives that are no accuracy, and where counts are missing.
+        """
+        accuracy = getattr(self.config.scenario, "objective", "classification") == "classification"
+        domains, samples = outcome.metrics.domains, self.test_samples
+        if accuracy and key in domains and samples.get(key):
+            return sample_error(domains[key], samples[key])
+        return mean_error(domains, samples) if accuracy and key == "avg" else math.nan
 
     def __repr__(self) -> str:
         found = [f"{name} {self.accuracy(name):.1f}" for name in self.summary["protocols"]]
@@ -97,15 +124,22 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over seeds and sample standard deviation (NaN for a single seed)."""
+    """Mean over seeds and sample standard deviation (NaN for a single seed).
+
+    ``values`` are those of the seeds, in order; ``error`` is the standard error of a single seed's
+    value that comes from the test samples, NaN where it is not known.
+    """
 
     mean: float
     std: float
     n: int
+    values: tuple[float, ...] = ()
+    error: float = math.nan
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Cell:
+    def of(cls, values: Iterable[float], error: float = math.nan) -> Cell:
         """Mean and deviation of ``values``; NaN values are left out."""
+        values = tuple(values)
         known = [v for v in values if not math.isnan(v)]
         if not known:
             return cls(math.nan, math.nan, 0)
@@ -113,12 +147,47 @@ class Cell:
             statistics.fmean(known),
             statistics.stdev(known) if len(known) > 1 else math.nan,
             len(known),
+            values,
+            error,
         )
+
+    @property
+    def interval(self) -> float:
+        """Half-width of the 95 % interval: over seeds, or over test samples if there is one seed.
+
+        NaN if it cannot be said.
+        """
+        known = [v for v in self.values if not math.isnan(v)]
+        return seed_interval(known) if self.n > 1 else NORMAL * self.error
+
+    def minus(self, other: Cell) -> Cell:
+        """The difference to another cell of the same seeds, taken seed by seed."""
+        error = math.hypot(self.error, other.error)
+        if len(self.values) != len(other.values):
+            return Cell.of([self.mean - other.mean], math.nan)
+        return Cell.of((a - b for a, b in zip(self.values, other.values, strict=True)), error)
 
     def __str__(self) -> str:
         if self.n == 0:
             return "–"  # noqa: RUF001  the sign for no value
         return f"{self.mean:.1f}" if math.isnan(self.std) else f"{self.mean:.1f} ± {self.std:.1f}"
+
+    @property
+    def shown(self) -> str:
+        """Mean and 95 % interval, as tables print them; the mean alone if there is no interval."""
+        if self.n == 0 or math.isnan(self.interval):
+            return str(self).partition(" ")[0]
+        return f"{self.mean:.1f} ± {self.interval:.1f}"
+
+
+def cell_of(
+    runs: Sequence[RunResult], protocol: str, key: str, choice: Choice = "selected"
+) -> Cell:
+    """One number over the seeds of some runs: ``key`` is avg, std, all, worst, a domain or a measure."""
+    found = [(r, o) for r in runs if (o := r.outcome(protocol, choice)) is not None]
+    values = [o.metrics.value(key) for _, o in found]
+    error = found[0][0].error(found[0][1], key) if len(found) == 1 else math.nan
+    return Cell.of(values, error)
 
 
 @dataclass(frozen=True)
@@ -140,6 +209,7 @@ class Comparison:
     results: list[RunResult]
     failures: list[Failure] = field(default_factory=list)
     path: Path | None = None
+    notes: list[str] = field(default_factory=list)  # runs in the folder that are of older data
 
     @property
     def methods(self) -> list[str]:
@@ -149,15 +219,35 @@ class Comparison:
     @property
     def scenarios(self) -> list[str]:
         """Labels of the scenarios in order, each with its changes to the registered one."""
-        return list(dict.fromkeys(r.config.scenario_label for r in self.results))
+        return list(dict.fromkeys(map(self.scenario_of, self.results)))
+
+    def scenario_of(self, result: RunResult) -> str:
+        """The label of a run's scenario among these runs.
+
+        Runs of other options or of other data are other scenarios, even if they are called alike:
+        their numbers must never be averaged. What differs is then in the label.
+        """
+        return self._labels[result.config.scenario_label][_content(result.config)]
+
+    @cached_property
+    def _labels(self) -> dict[str, dict[str, str]]:
+        """By name of the scenario and by its content, how it is called among these runs."""
+        kinds: dict[str, dict[str, RunConfig]] = {}
+        for result in self.results:
+            config = result.config
+            kinds.setdefault(config.scenario_label, {})[_content(config)] = config
+        return {
+            name: dict(zip(found, _told_apart(name, [*found.values()]), strict=True))
+            for name, found in kinds.items()
+        }
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
         """The runs of one method in one scenario, one per seed."""
-        return [r for r in self.results if (r.label, r.config.scenario_label) == (method, scenario)]
+        return [r for r in self.results if (r.label, self.scenario_of(r)) == (method, scenario)]
 
     def protocols(self, scenario: str) -> list[str]:
         """The protocols of a scenario for which at least one method has a model."""
-        runs = [r for r in self.results if r.config.scenario_label == scenario]
+        runs = [r for r in self.results if self.scenario_of(r) == scenario]
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
     def cell(
@@ -169,8 +259,27 @@ class Comparison:
         choice: Choice = "selected",
     ) -> Cell:
         """One number over seeds: ``key`` is avg, std, all, worst, a domain or a measure."""
-        outcomes = [r.outcome(protocol, choice) for r in self.of(method, scenario)]
-        return Cell.of(o.metrics.value(key) for o in outcomes if o is not None)
+        return cell_of(self.of(method, scenario), protocol, key, choice)
+
+    def difference(
+        self,
+        method: str,
+        reference: str,
+        scenario: str,
+        protocol: str,
+        choice: Choice = "selected",
+    ) -> Cell:
+        """AVG of a method minus that of a reference, seed by seed; ``interval`` says how sure.
+
+        Seeds that only one of them has are left out.
+        """
+        seeds = [{r.config.seed for r in self.of(m, scenario)} for m in (method, reference)]
+        common = seeds[0] & seeds[1]
+        own, other = (
+            [r for r in self.of(name, scenario) if r.config.seed in common]
+            for name in (method, reference)
+        )
+        return cell_of(own, protocol, "avg", choice).minus(cell_of(other, protocol, "avg", choice))
 
     def __repr__(self) -> str:
         seeds = len({r.config.seed for r in self.results})
@@ -196,6 +305,27 @@ class Comparison:
         scenario = _one_of("scenario", scenario, self.scenarios)
         protocol = _one_of("protocol", protocol, self.protocols(scenario))
         return optional.figures().curves(self, scenario, protocol)
+
+
+def _content(config: RunConfig) -> str:
+    """What a scenario is, as text: all its options, and the fingerprint of the data."""
+    return json.dumps([named_options(config.scenario), config.data], sort_keys=True)
+
+
+def _told_apart(name: str, configs: Sequence[RunConfig]) -> list[str]:
+    """Labels of scenarios that have one name, each with the values in which they differ."""
+    tables = [flat(c.scenario) | {"data version": c.data or "unknown"} for c in configs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    varied = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)]
+    if not varied:
+        return [name] * len(configs)
+    return [f"{name} ({', '.join(f'{k}={t.get(k)}' for k in varied)})" for t in tables]
+
+
+def _require(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise if a name is none of the known ones."""
+    if name not in (names := list(known)):
+        raise UnknownNameError.of(kind, name, names)
 
 
 def _one_of(kind: str, wanted: str | None, known: Sequence[str]) -> str:

@@ -7,14 +7,13 @@ and the results; nothing may be computed or chosen here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fedshift.core.analysis import analysis
+from fedshift.report.fitted import FittedTable
 from fedshift.report.further import by_domain
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
@@ -34,31 +33,30 @@ from fedshift.report.tables import (
 )
 
 
-def console(comparison: Comparison) -> RenderableType:
-    """One table per scenario, with the selection rule and the confounders below it."""
-    return Group(*(part for summary in summaries(comparison) for part in _screen(summary)))
+def console(comparison: Comparison, against: str | None = None) -> RenderableType:
+    """One table per scenario, with the selection rule and the confounders below it.
+
+    ``against`` names a method; a second table has every other method's difference to it.
+    """
+    found = summaries(comparison, against)
+    return Group(*(part for summary in found for part in _screen(summary)))
 
 
 def _screen(summary: Summary) -> Iterable[RenderableType]:
-    table = _table(summary.scenario, summary.headings)
-    for method, cells, traffic in summary.lines(_shown):
-        table.add_row(Text(method), *cells, *traffic)
-    yield table
+    lines: list[list[str | Text]] = [
+        [method, *cells, *traffic] for method, cells, traffic in summary.lines(_shown)
+    ]
+    yield FittedTable(summary.scenario, summary.headings, lines)
+    if summary.apart:
+        heads = ["method", *map(summary.heading, summary.columns)]
+        yield FittedTable(f"difference to {summary.against}", heads, summary.apart)
     yield Text(summary.note)
     yield Text(joined(summary.confounders) + "\n", style="dim")
 
 
 def _shown(row: TableRow, best: bool) -> Text:
-    text = Text(str(row.avg), style="bold" if best else "")
+    text = Text(row.avg.shown, style="bold" if best else "")
     return text.append(row.mark, style="bold red")
-
-
-def _table(title: str, heads: Sequence[str]) -> Table:
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False  # eighty columns hold a run's widest table
-    for i, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
-    return table
 
 
 def detail(result: RunResult) -> RenderableType:
@@ -85,28 +83,30 @@ def detail(result: RunResult) -> RenderableType:
     return Group(head, *tables, *map(Text, lines), dim)
 
 
-def _protocol(result: RunResult, protocol: str) -> Table:
+def _protocol(result: RunResult, protocol: str) -> FittedTable:
     names = domains_of([result], protocol)
     measures = measures_of(names)
-    table = _table(protocol, ["choice", "round", *names, *map(measure_name, measures)])
+    lines: list[list[str | Text]] = []
     for choice in CHOICES:
         if outcome := result.outcome(protocol, choice):
             values = [outcome.metrics.domains.get(d, math.nan) for d in names]
             values += [getattr(outcome.metrics, m) for m in measures]
             name = choice_name(choice, outcome.rule)
-            table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
-    return table
+            lines.append([name, str(outcome.round), *(f"{v:.1f}" for v in values)])
+    if samples := result.test_samples:
+        counts = [str(samples.get(name, NONE)) for name in names]
+        lines.append(["test samples", "", *counts, *[""] * len(measures)])
+    heads = ["choice", "round", *names, *map(measure_name, measures)]
+    return FittedTable(protocol, heads, lines)
 
 
-def _further(result: RunResult, protocol: str) -> Table | None:
+def _further(result: RunResult, protocol: str) -> FittedTable | None:
     """Every other measure of the selected round, by domain; None for runs without any."""
     names = domains_of([result], protocol)
-    lines = by_domain(result, protocol, names)
+    lines: list[list[str | Text]] = [[*line] for line in by_domain(result, protocol, names)]
     mean = ["AVG"] if len(names) > 1 else []
-    table = _table(f"{protocol}, selected round", ["measure", *names, *mean])
-    for line in lines:
-        table.add_row(*line)
-    return table if lines else None
+    heads = ["measure", *names, *mean]
+    return FittedTable(f"{protocol}, selected round", heads, lines) if lines else None
 
 
 def _traffic(result: RunResult) -> str:

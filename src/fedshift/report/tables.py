@@ -7,12 +7,13 @@ round that was chosen on test data as if it were chosen fairly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import nan
+from dataclasses import dataclass, field
+from math import isnan
 from statistics import fmean
 from typing import TypeVar
 
-from fedshift.report.results import Cell, Choice, Comparison, RunResult
+from fedshift.base.errors import UnknownNameError
+from fedshift.report.results import Cell, Choice, Comparison, RunResult, cell_of
 
 T = TypeVar("T")
 NONE = "\N{EN DASH}"
@@ -77,8 +78,8 @@ def _row(
     traffic = [per_round(r) for r in runs]
     return TableRow(
         method=runs[0].label,
-        domains={d: Cell.of(o.metrics.domains.get(d, nan) for o in outcomes) for d in names},
-        **{m: Cell.of(getattr(o.metrics, m) for o in outcomes) for m in MEASURES},
+        domains={d: cell_of(runs, protocol, d, choice) for d in names},
+        **{m: cell_of(runs, protocol, m, choice) for m in MEASURES},
         rounds_to=None
         if threshold is None
         else Cell.of(n for r in runs if (n := r.rounds_to(threshold, protocol)) is not None),
@@ -91,7 +92,7 @@ def _row(
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
     """All runs in one scenario."""
-    return [r for r in comparison.results if r.config.scenario_label == scenario]
+    return [r for r in comparison.results if comparison.scenario_of(r) == scenario]
 
 
 def domains_of(runs: Sequence[RunResult], protocol: str) -> list[str]:
@@ -108,14 +109,23 @@ def measures_of(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def leaders(cells: Sequence[Cell], oracle: Sequence[bool]) -> list[bool]:
-    """Which cells have the best mean, compared as printed; ties all win.
+    """Which cell has the best mean with a lead beyond the interval; at most one, often none.
 
-    A round chosen on test data never wins against one that was chosen fairly.
+    The lead is that over the second best, and must exceed the half-width of the 95 % interval of
+    their difference. A round chosen on test data never wins against one that was chosen fairly.
     """
     honest = any(c.n and not o for c, o in zip(cells, oracle, strict=True))
-    fair = [c.n > 0 and not (honest and o) for c, o in zip(cells, oracle, strict=True)]
-    best = max((round(c.mean, 1) for c, f in zip(cells, fair, strict=True) if f), default=None)
-    return [f and round(c.mean, 1) == best for c, f in zip(cells, fair, strict=True)]
+    fair = [
+        i
+        for i, (c, o) in enumerate(zip(cells, oracle, strict=True))
+        if c.n > 0 and not (honest and o)
+    ]
+    order = sorted(fair, key=lambda i: -cells[i].mean)
+    if len(order) < 2:
+        return [False] * len(cells)
+    lead = cells[order[0]].minus(cells[order[1]])
+    sure = not isnan(lead.interval) and lead.mean > lead.interval
+    return [sure and i == order[0] for i in range(len(cells))]
 
 
 def per_round(result: RunResult) -> dict[str, float]:
@@ -156,11 +166,23 @@ def confounders(runs: Sequence[RunResult]) -> dict[str, str]:
 
 
 def seeds_note(found: Sequence[TableRow]) -> str:
-    """Number of seeds behind the numbers, and whether a deviation is shown."""
+    """Number of seeds behind the numbers, and what ± means."""
     low, high = min(row.seeds for row in found), max(row.seeds for row in found)
-    if high == 1:
-        return "1 seed"
-    return f"mean ± std over {high if low == high else f'{low} to {high}'} seeds"
+    if high > 1:
+        return f"± 95 % interval over {high if low == high else f'{low} to {high}'} seeds"
+    known = any(not isnan(row.avg.interval) for row in found)
+    return "1 seed, ± 95 % interval over test samples" if known else "1 seed"
+
+
+def samples_note(runs: Sequence[RunResult]) -> str:
+    """Number of test samples of each domain, as text; empty where it is not known."""
+    found: dict[str, int] = {}
+    for run in runs:
+        found |= run.test_samples
+    if len(found) <= 8:
+        return ", ".join(f"{name} {count}" for name, count in found.items())
+    low, high = min(found.values()), max(found.values())
+    return f"{low} to {high} in each of {len(found)} domains, {sum(found.values())} in all"
 
 
 @dataclass(frozen=True)
@@ -170,6 +192,9 @@ class Summary:
     scenario: str
     columns: dict[str, list[TableRow]]  # by protocol; the rows are the same methods everywhere
     confounders: dict[str, str]
+    samples: str = ""  # test samples of each domain
+    against: str = ""  # the method that the others are compared with
+    differences: Mapping[str, Sequence[Cell]] = field(default_factory=dict)  # by protocol, to it
 
     @property
     def rows(self) -> list[TableRow]:
@@ -189,7 +214,19 @@ class Summary:
     @property
     def note(self) -> str:
         """What the numbers are: measure, seeds and selection rule."""
-        return f"Accuracy in per cent, AVG over domains, {seeds_note(self.rows)}; {self.chosen}"
+        samples = f"; test samples: {self.samples}" if self.samples else ""
+        number = f"Accuracy in per cent, AVG over domains, {seeds_note(self.rows)}"
+        return f"{number}; {self.chosen}{samples}; bold: a lead beyond the interval"
+
+    @property
+    def apart(self) -> list[list[str]]:
+        """Per method other than the reference: its label, its difference under each protocol."""
+        table = zip(*self.differences.values(), strict=True) if self.differences else ()
+        return [
+            [row.method, *map(signed, cells)]
+            for row, cells in zip(self.rows, table, strict=False)
+            if row.method != self.against
+        ]
 
     @property
     def headings(self) -> list[str]:
@@ -208,16 +245,31 @@ class Summary:
         ]
 
 
-def summaries(comparison: Comparison) -> list[Summary]:
-    """One summary per scenario."""
-    return [
-        Summary(
-            name,
-            {p: rows(comparison, name, p) for p in comparison.protocols(name)},
-            confounders(runs_of(comparison, name)),
-        )
-        for name in comparison.scenarios
-    ]
+def summaries(comparison: Comparison, against: str | None = None) -> list[Summary]:
+    """One summary per scenario; with ``against``, the differences to that method too."""
+    if against is not None and against not in comparison.methods:
+        raise UnknownNameError.of("method of these runs", against, comparison.methods)
+    return [_summary(comparison, name, against or "") for name in comparison.scenarios]
+
+
+def _summary(comparison: Comparison, name: str, against: str) -> Summary:
+    found = {p: rows(comparison, name, p) for p in comparison.protocols(name)}
+    differences = {
+        p: [comparison.difference(row.method, against, name, p) for row in table]
+        for p, table in found.items()
+        if against
+    }
+    runs = runs_of(comparison, name)
+    return Summary(name, found, confounders(runs), samples_note(runs), against, differences)
+
+
+def signed(cell: Cell) -> str:
+    """A difference with its sign and interval.
+
+    >>> signed(Cell.of([1.0, 2.0, 3.0]))
+    '+2.0 ± 2.5'
+    """
+    return cell.shown if cell.n == 0 or cell.mean < 0 else f"+{cell.shown}"
 
 
 def choice_name(choice: str, rule: str) -> str:

@@ -9,9 +9,10 @@ The order of writing is what makes a run resumable after ``kill -9``:
 2. During round t: each visited client's state and personal entries, in files named after the round.
    Those of its last finished round are kept beside them, and training reads only what is older than
    the round to be trained (``core.state``).
-3. At the end of round t: ``best.safetensors`` if no earlier round is better; lines appended to
-   ``metrics.jsonl`` and ``ledger.jsonl``; ``roster.json`` if it changed; and last the checkpoint
-   ``server.safetensors``, renamed into place. That rename is the commit: round t is finished.
+3. At the end of round t: its complete model in ``best/t`` if a protocol would select it
+   (``runs.best``); lines appended to ``metrics.jsonl`` and ``ledger.jsonl``; ``roster.json`` if it
+   changed; and last the checkpoint ``server.safetensors``, renamed into place. That rename is the
+   commit: round t is finished. Then the models of rounds that are no longer selected go.
 4. After the last round: ``weights.safetensors``, then ``summary.json``: the run is done.
 
 A process killed before the rename leaves the checkpoint of round t - 1. Resuming drops all lines of
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
+from fedshift.runs import best
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.summary import selected_rounds
 
 Row = dict[str, Any]
 
@@ -70,6 +73,7 @@ class Record:
             DiskStore(path / "checkpoints" / "personal") if path else MemoryStore()
         )
         self._roster: Mapping[str, Update] | None = None  # the one that is on disk
+        self._unsettled = False  # whether models of rounds are on disk that may not be selected
 
     # observer
     def sent(self, message: Broadcast) -> None:
@@ -194,6 +198,7 @@ class Record:
         meta = {"round": server.round}
         write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
+        self._settle_best()
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         """Append the rows that are not on disk yet."""
@@ -204,10 +209,30 @@ class Record:
             file.write(text)
         self._written[kind] = len(rows)
 
-    def keep_best(self, model: Mapping[str, Any], round_: int) -> None:
-        """Keep the shared entries of the best round so far on validation data."""
+    def keep_best(self, model: Tree, scoring: Tree, row: Row) -> None:
+        """Keep the complete model of a round if a protocol would select it; its row comes after.
+
+        Where the last round is selected whatever its score, only the last one is kept.
+        """
+        scenario = self.config.scenario
+        chosen = selected_rounds(self.config, [*self.metrics, row]).values()
+        early = scenario.selection == "last" and row["round"] < scenario.rounds
+        if self.path is not None and row["round"] in chosen and not early:
+            best.keep_round(self.path, row["round"], model, scoring)
+            self._unsettled = True
+
+    def _settle_best(self) -> None:
+        """Remove the models of rounds that are no longer selected; the choice is on disk by now."""
+        if self.path is not None and self._unsettled:
+            chosen = selected_rounds(self.config, self.metrics)
+            best.settle(self.path, set(chosen.values()), next(iter(chosen.values()), None))
+            self._unsettled = False
+
+    def describe_model(self, shape: Sequence[int], classes: Sequence[str]) -> None:
+        """Write what somebody who loads the model has to know about its inputs and outputs."""
         if self.path is not None:
-            write_tensors(self.path / "best.safetensors", dict(model), {"round": round_})
+            about = {"shape": list(shape), "classes": list(classes)}
+            write_json(self.path / best.FOLDER / "model.json", about)
 
     def finish(self, server: Server, summary: Row) -> None:
         """Write the final weights, then the summary: a run with a summary is done."""
@@ -237,6 +262,8 @@ class Record:
         waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
         self.pending = read_json(waiting) if waiting.exists() and not settled else None
+        self._unsettled = True
+        self._settle_best()
         return True
 
     def _rewind(self, kind: str, last: int) -> list[Row]:

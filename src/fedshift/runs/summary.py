@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedshift.core.config import RunConfig
-from fedshift.runs.record import Row
+
+Row = dict[str, Any]
 
 
 def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
@@ -27,6 +28,16 @@ def summarise(config: RunConfig, history: Sequence[Row], **facts: Any) -> Row:
         "confounders": config.scenario.confounders(),
         "protocols": {name: choose(name, scored, config.scenario.selection) for name in names},
     } | (measured | facts)
+
+
+def selected_rounds(config: RunConfig, history: Sequence[Row]) -> dict[str, int]:
+    """The selected round of each protocol, after the rounds in ``history``."""
+    scored = [row for row in history if row.get("scores")]
+    if not scored:
+        return {}
+    rule = config.scenario.selection
+    names = [p for p in config.scenario.protocols if p in scored[-1]["scores"]]
+    return {name: choose(name, scored, rule)["selected"]["round"] for name in names}
 
 
 def comparable(scored: Sequence[Row]) -> Sequence[Row]:

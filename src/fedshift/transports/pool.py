@@ -354,10 +354,10 @@ def open_plan(start: Start, reader: Reader) -> Plan:
     neither reads nor decodes anything.
     """
     scenario = start.config.scenario
-    domains = {
-        name: Domain(name, classes=classes, **reader.read_tree(locations))
-        for name, (locations, classes) in start.data.items()
-    }
+    domains = {}
+    for name, (locations, classes) in start.data.items():
+        held = reader.read_tree(locations)
+        domains[name] = Domain(name, held["x"], held["y"], held["split"], classes)
     loaded.adopt(scenario.data, start.options, domains)
     made = federation.federate(scenario, start.config.seed)
     return Plan(start.config, start.method, made, start.store, compute=start.compute)

@@ -27,7 +27,7 @@ from fedshift.data.dealing.shares import Ints, PartitionRule, Positive, Share, T
 class Skewed(PartitionRule):
     """Base of the label skews: ``clients`` in each domain, or over all domains."""
 
-    clients: Positive  # per domain if within="domain", in all otherwise
+    clients: Positive = 5  # per domain if within="domain", in all otherwise
     within: Literal["domain", "union", "aligned"] = "domain"
     mixing: Annotated[float, Field(gt=0)] | None = None  # for aligned domains, see aligned()
 

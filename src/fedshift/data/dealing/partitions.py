@@ -91,14 +91,14 @@ class F2DC(PartitionRule):
     """
 
     kind: Literal["f2dc"] = "f2dc"
-    clients: dict[str, Positive]
-    percent: Percent | dict[str, Percent]
+    clients: dict[str, Positive] = Field(default_factory=dict)  # empty: two in each domain
+    percent: Percent | dict[str, Percent] = 20.0
     allocation: Literal["fixed", "random"] = "fixed"
     fix_missing_classes: bool = True
 
     def shares(self, train: Training, seed: int) -> list[Share]:
         """One share per client, ``domain-i``."""
-        counts = train.each(self.clients, "clients")
+        counts = train.each(self.clients or 2, "clients")
         percents = train.each(self.percent, "percent")
         sizes = {name: int(len(train.of(name)) * percents[name] / 100) for name in counts}
         if self.allocation == "random":
@@ -132,8 +132,8 @@ class Heterogeneity(PartitionRule):
     """
 
     kind: Literal["heterogeneity"] = "heterogeneity"
-    clients: Positive
-    lam: Annotated[float, Field(ge=0, le=1)]
+    clients: Positive = 10
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     def shares(self, train: Training, seed: int) -> list[Share]:
         """One share per client, ``client-i``."""

@@ -90,6 +90,32 @@ class AllTest(_Rule):
 Split = Annotated[Given | Random | EveryTenth | PerClass | AllTest, Field(discriminator="kind")]
 
 
+def describe_rule(rule: Split) -> str:
+    """A split rule in words, as results print it.
+
+    >>> describe_rule(Random())
+    'random, 80/10/10 % of all rows'
+    """
+    match rule:
+        case Given():
+            return f"given with the data; validation {_share(rule.val)} where none is given"
+        case Random():
+            parts = "/".join(f"{100 * p:g}" for p in (rule.train, rule.val, rule.test))
+            return f"random, {parts} % of all rows"
+        case EveryTenth():
+            return f"every tenth, two rows of ten for the test; validation {_share(rule.val)}"
+        case PerClass():
+            return f"per class, {100 * rule.val:g} % validation and {100 * rule.test:g} % test"
+        case AllTest():
+            return "all rows are test rows"
+        case _:
+            assert_never(rule)
+
+
+def _share(val: float) -> str:
+    return f"{100 * val:g} % of the training rows"
+
+
 def apply_split(rule: Split, domain: Domain, seed: int) -> Tensor:
     """Code of each row, (N,) uint8: 0 train, 1 val, 2 test; depends on rule, domain and seed only.
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 
 from fedshift.base.errors import UnknownNameError
+from fedshift.base.files import home
 from fedshift.data.library.datasets import own_datasets
 from fedshift.data.registry import DATASETS
 from fedshift.data.samples import Domain
@@ -21,23 +22,36 @@ def datasets() -> list[str]:
     return list(DATASETS.entries())
 
 
-_LOADED: dict[tuple[str, str], Mapping[str, Domain]] = {}  # by dataset and options
+Stamp = tuple[tuple[str, int], ...]
+# By dataset and options: the domains, and the stamp of their store (None: never out of date).
+_LOADED: dict[tuple[str, str], tuple[Stamp | None, Mapping[str, Domain]]] = {}
 
 
 def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
-    """The stored domains of a dataset, read once per process; ``options`` is a JSON object."""
-    if (dataset, options) in _LOADED:
-        return _LOADED[dataset, options]
+    """The stored domains of a dataset; ``options`` is a JSON object.
+
+    They are read once per process, and again if the dataset has been prepared anew meanwhile.
+    """
+    stamp, domains = _LOADED.get((dataset, options), (None, None))
+    if domains is not None and stamp in (None, _stamp(dataset)):
+        return domains
     datasets()
     entry = DATASETS.get(dataset)
     given = json.loads(options)
     for key in given:
         if key not in entry.options:
             raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
-    _LOADED[dataset, options] = entry.build(**given)
-    return _LOADED[dataset, options]
+    found = entry.build(**given)
+    _LOADED[dataset, options] = _stamp(dataset), found
+    return found
+
+
+def _stamp(dataset: str) -> Stamp:
+    """Which variants of a dataset are prepared, and when each was written."""
+    found = (home() / dataset).glob("[!.]*/dataset.json")
+    return tuple(sorted((path.parent.name, path.stat().st_mtime_ns) for path in found))
 
 
 def adopt(dataset: str, options: str, stores: Mapping[str, Domain]) -> None:
     """Make :func:`load` return domains that are already in memory."""
-    _LOADED[dataset, options] = stores
+    _LOADED[dataset, options] = None, stores

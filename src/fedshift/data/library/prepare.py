@@ -25,6 +25,7 @@ from fedshift.base.errors import DataError
 from fedshift.base.files import home
 from fedshift.base.logs import warn_once
 from fedshift.data.catalogue import DatasetCard, Variant
+from fedshift.data.library.versions import old_version_kept
 from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import ArraySource
 from fedshift.data.sources.discover import find, how_to_get, source_folders, ways_to_get
@@ -110,7 +111,8 @@ def prepare(
 
     In order: find the source of each domain, agree on the classes, then read and write one domain
     after another. Returns the report, which is also kept in report.json. What would take more than
-    the ``limits`` is refused before anything is decoded.
+    the ``limits`` is refused before anything is decoded. If the content differs from what was
+    there, the old one is kept (``library.versions``) and a note says so.
     """
     variant = variant or Variant()
     found = find(card, variant, source)
@@ -119,8 +121,10 @@ def prepare(
     require_room_for(sources, classes, variant.size)
     report: Report = {"left_out": dropped, "notes": found.notes}
     about: dict[str, Any] = {"domains": [], "bytes": 0, "recipe": asdict(variant)}
+    changed: list[str] = []
     try:
-        with beside(store_of(card, variant), replace=replace) as part:
+        folder = store_of(card, variant)
+        with old_version_kept(folder, changed), beside(folder, replace=replace) as part:
             for read in _reads(card, variant, sources, classes):
                 _keep(part, read, about, report)
             (part / "dataset.json").write_text(json.dumps(about, indent=2))
@@ -131,7 +135,7 @@ def prepare(
         raise DataError(
             f"cannot prepare {card.name!r}: {error}; check the disk, permissions and FEDSHIFT_HOME"
         ) from error
-    return report
+    return report | {"notes": [*changed, *report["notes"]]}
 
 
 def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None:

@@ -4,8 +4,8 @@
 number that is not finite is left out and reported.
 
 An npz of a domain has ``x`` (uint8 NHWC images, or vectors) or the parts of a CSR matrix (``data,
-indices, indptr, shape``), ``y``, and optionally ``classes`` (names) and ``split`` (0 train, 1 test;
-or 0 train, 1 val, 2 test). A .mat file is SVHN's (``X`` of 32 x 32 x 3 x N, ``y`` from 1 to 10,
+indices, indptr, shape``), ``y``, and optionally ``classes`` (names) and ``split`` (0 train, 1 test,
+2 validation). A .mat file is SVHN's (``X`` of 32 x 32 x 3 x N, ``y`` from 1 to 10,
 where 10 is the digit 0), or has ``fts`` (N, D) and ``labels`` from 1 on, as the features of
 Office-Caltech10 are published.
 """
@@ -95,7 +95,7 @@ def _class_names(entries: Mapping[str, Array], alias: Callable[[str], str]) -> t
 def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
     entries = open_npz(path, ENTRIES)
     x, y = dense(entries, path), entries["y"].astype(np.int64)
-    split = _marks(entries["split"]) if "split" in entries else np.zeros(len(y), np.uint8)
+    split = _marks(entries["split"], path) if "split" in entries else np.zeros(len(y), np.uint8)
     if not len(x) == len(y) == len(split):
         raise DataError(
             f"{path}: x has {len(x)} rows, y {len(y)} and split {len(split)}; they must agree"
@@ -116,9 +116,12 @@ def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
     return Rows(x[good], labels, split[good], tuple(map(str, good)), tuple(left_out))
 
 
-def _marks(split: Array) -> Array:
-    """Our split codes from the file's: if it has no 2, its 1 means test."""
-    return split if (split == 2).any() else np.where(split == 0, 0, 2)
+def _marks(split: Array, path: Path) -> Array:
+    """Our split codes (0 train, 1 val, 2 test) from the file's (0 train, 1 test, 2 validation)."""
+    if split.dtype.kind not in "iub" or not np.isin(split, (0, 1, 2)).all():
+        odd = next(s for s in split.tolist() if s not in (0, 1, 2))
+        raise DataError(f"{path}: split holds {odd!r}; it takes 0 train, 1 test, 2 validation")
+    return np.array([0, 2, 1], dtype=np.uint8)[split.astype(np.int64)]
 
 
 def dense(entries: Mapping[str, Array], path: Path) -> Array:

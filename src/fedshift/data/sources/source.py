@@ -51,11 +51,12 @@ class Source(Protocol):
 
 def assemble(name: str, x: Array, y: Array, split: Array | None, classes: Sequence[str]) -> Domain:
     """A domain from arrays; if no row is marked as test, a fifth of each class is drawn."""
-    if split is None or not (split == 2).any():
+    drawn = split is None or not (split == 2).any()
+    if split is None or drawn:
         split = draw_test(x, y, name)
     inputs = torch.from_numpy(np.ascontiguousarray(x))
     labels, marks = torch.from_numpy(y.astype(np.int64)), torch.from_numpy(split.astype(np.uint8))
-    return Domain(name, inputs, labels, marks, tuple(classes))
+    return Domain(name, inputs, labels, marks, tuple(classes), drawn)
 
 
 def content(x: Array) -> list[bytes]:

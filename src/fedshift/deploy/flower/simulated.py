@@ -14,15 +14,16 @@ from typing import Any
 
 from fedshift.base.errors import ConfigError
 from fedshift.base.logs import to_streams
-from fedshift.core.config import RunConfig, configure
+from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
 from fedshift.engine.federation import federate
 from fedshift.engine.visit import Worker
+from fedshift.experiment.identity import configure_run
 from fedshift.experiment.listener import LogListener
 from fedshift.experiment.run import execute
-from fedshift.experiment.scenario import scenario_from, split_settings
+from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 from fedshift.experiment.session import Options
 from fedshift.report.results import RunResult
 from fedshift.runs.record import client_store
@@ -47,9 +48,10 @@ def configured(settings: Mapping[str, Any]) -> tuple[RunConfig, Method]:
         rounds=given.get("rounds"),
         clients_per_round=given.get("clients-per-round"),
     )
+    require_clear(given["method"], own)
     allow = str(given.get("allow", "")).split()
     scenario = scenario_from(given.get("scenario", "digits"), given.get("scale"), allow, changes)
-    return configure(given["method"], scenario, seed=int(settings.get("seed", 0)), settings=own)
+    return configure_run(given["method"], scenario, seed=int(settings.get("seed", 0)), settings=own)
 
 
 def folder(run: RunConfig, settings: Mapping[str, Any]) -> Path:

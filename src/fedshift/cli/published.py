@@ -1,0 +1,72 @@
+"""What ``fedshift compare`` and ``demo`` read from their options, and print in the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def split_methods(items: list[str]) -> list[str]:
+    """Expressions at commas, except those inside brackets."""
+    out, depth, word = [], 0, ""
+    for char in ",".join(items):
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            out.append(word.strip())
+            word = ""
+        else:
+            word += char
+    return [w for w in [*out, word.strip()] if w]
+
+
+def publish(
+    found: Any, out: Path, *, as_json: bool, quiet: bool, against: str | None = None
+) -> None:
+    """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
+    from rich.console import Console
+
+    from fedshift.report import html, screen
+
+    page = html.write(found, out / "report.html") if found.results else None
+    if as_json:
+        failed = [{"run": f.config.name, "reason": f.reason} for f in found.failures]
+        typer.echo(json.dumps({"runs": [r.summary for r in found.results], "failed": failed}))
+    elif quiet:
+        typer.echo(str(page or out))
+    else:
+        if found.results:
+            Console().print(screen.console(found, against))
+        typer.echo(f"report: {page}")
+    for note in found.notes:
+        typer.echo(f"older data: {note}", err=True)
+    for failure in found.failures:
+        typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def announce(found: list[tuple[Any, int]], processes: int, *, as_json: bool) -> None:
+    """What runs would take, by method and scenario and in all; ``found`` has (Estimate, runs)."""
+    together = min(processes, sum(max(e.clients, 1) * runs for e, runs in found) or 1)
+    seconds = sum(e.seconds * runs for e, runs in found) / together
+    if as_json:
+        rows = [e.to_json() | {"runs": runs} for e, runs in found]
+        typer.echo(json.dumps({"runs": rows, "processes": together, "seconds": seconds}))
+        return
+    from rich.console import Console
+
+    from fedshift.experiment.listener import duration
+    from fedshift.report.fitted import FittedTable
+    from fedshift.report.tables import size
+
+    heads = ["method", "scenario", "runs", "rounds", "time", "up", "down", "memory", "disk"]
+    lines = [
+        [e.method, e.scenario, str(runs), str(e.rounds), duration(e.seconds)]
+        + [size(value) for value in (e.up, e.down, e.memory, e.disk)]
+        for e, runs in found
+    ]
+    Console().print(FittedTable("one run of each, with one process", heads, lines))
+    typer.echo(f"in all: about {duration(seconds)} with {together} processes; nothing was written")

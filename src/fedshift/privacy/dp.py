@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +35,8 @@ from fedshift import (
     tree,
 )
 from fedshift.privacy.accountant import epsilon, require_library
+from fedshift.privacy.masks import require_library as require_cryptography
+from fedshift.privacy.noise import CELLS, Integers, discrete_gaussian
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,32 @@ class GaussianNoise(Channel, ABC):
     gives_privacy = True
 
     def require(self, server: Server) -> None:
-        """Raise before the first round if the accountant's library is not installed."""
+        """Raise before the first round if a library is not installed."""
         require_library()
+        if self.secret:
+            require_cryptography()
+
+    @property
+    def secret(self) -> bool:
+        """Whether noise is drawn, and from a source that nobody can repeat."""
+        return self.randomness == "system" and self.noise > 0
+
+    def hidden(self, steps: Iterable[Tree], like: Tree) -> Tree:
+        """Sum of the clipped steps plus secret noise, added as integers; float64.
+
+        ``noise`` says why integers, and what the grid is.
+        """
+        grid = self.noise * self.clip / CELLS
+        total = {k: np.zeros(v.shape, dtype=np.int64) for k, v in like.items()}
+        for step in steps:
+            for key, whole in on_grid(step, self.clip, grid).items():
+                total[key] += whole
+        drawn = discrete_gaussian(sum(v.size for v in total.values()))
+        pieces = np.split(drawn, np.cumsum([v.size for v in total.values()])[:-1])
+        return {
+            k: (torch.from_numpy(v + z.reshape(v.shape)).double() * grid).to(like[k].device)
+            for (k, v), z in zip(total.items(), pieces, strict=True)
+        }
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """Every entry that is not trained is private."""
@@ -96,7 +122,8 @@ class CentralDP(GaussianNoise):
     needs_individual_updates = True
 
     def require(self, server: Server) -> None:
-        """Raise if the accountant is not installed, or has no bound for the scenario's cohorts."""
+        """Raise if a library is not installed, or there is no bound for the scenario's cohorts."""
+        super().require(server)
         self._epsilon(server, 1)
 
     def reject_reason(self, server: Server, update: Update) -> str:
@@ -108,18 +135,20 @@ class CentralDP(GaussianNoise):
     def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: theta plus the noisy mean of the clipped steps."""
         theta = tree.pick(server.shared, server.parameters)
-        total = tree.zeros_like(theta)
-        for update in updates:
-            total = tree.add(total, clipped(tree.sub(theta_k(update, theta), theta), self.clip))
-        generator = self._generator(server)
-        scale = self.noise * self.clip
-        mean = {k: (v + scale * gauss(v, generator)) / len(updates) for k, v in total.items()}
+        steps = (tree.sub(theta_k(update, theta), theta) for update in updates)
+        total = self.hidden(steps, theta) if self.secret else self._seeded(server, steps, theta)
+        mean = {k: (v / len(updates)).to(theta[k].dtype) for k, v in total.items()}
         examples = sum(u.examples for u in updates)
         shared = tree.add(theta, mean)
         return [Update("everybody", "train", server.round, shared=shared, examples=examples)]
 
-    def _generator(self, server: Server) -> torch.Generator:
-        return server.generator(self.name) if self.randomness == "seed" else secret_generator()
+    def _seeded(self, server: Server, steps: Iterable[Tree], theta: Tree) -> Tree:
+        total = tree.zeros_like(theta)
+        for step in steps:
+            total = tree.add(total, clipped(step, self.clip))
+        generator = server.generator(self.name)
+        scale = self.noise * self.clip
+        return {k: v + scale * gauss(v, generator) for k, v in total.items()}
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Privacy spent by the model as it is after this round."""
@@ -154,11 +183,18 @@ class LocalDP(GaussianNoise):
                 "shared weights only: leave out the part that sends it"
             )
         theta = tree.pick(client.received, update.shared)
-        step = clipped(tree.sub(update.shared, theta), self.clip)
-        generator = client.generator(self.name) if self.randomness == "seed" else secret_generator()
-        scale = self.noise * self.clip
-        shared = {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in update.shared}
+        step = tree.sub(update.shared, theta)
+        if self.secret:
+            noisy = self.hidden([step], theta)
+            shared = {k: (theta[k] + noisy[k]).to(theta[k].dtype) for k in update.shared}
+        else:
+            shared = self._seeded(client, step, theta)
         return dataclasses.replace(update, shared=shared, metrics={})
+
+    def _seeded(self, client: Client, step: Tree, theta: Tree) -> Tree:
+        step, generator = clipped(step, self.clip), client.generator(self.name)
+        scale = self.noise * self.clip
+        return {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in step}
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Privacy spent by the most visited site; participation is public, so it hides nothing."""
@@ -183,6 +219,11 @@ def gauss(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def secret_generator() -> torch.Generator:
-    """A generator seeded by the operating system, so that nobody can repeat its draws."""
-    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+def on_grid(step: Tree, clip: float, grid: float) -> dict[str, Integers]:
+    """``step``, clipped, in whole multiples of ``grid``; cut towards zero, so no norm grows.
+
+    Clipped in float64 and to a norm smaller by 2^-30 of itself, so that rounding cannot exceed it.
+    """
+    exact = {k: v.double().cpu() for k, v in step.items()}
+    short = clipped(exact, clip * (1 - 2.0**-30))
+    return {k: (v / grid).trunc().to(torch.int64).numpy() for k, v in short.items()}

@@ -35,7 +35,7 @@ def require_library() -> Any:
         import cryptography.hazmat.primitives as library  # noqa: PLC0415  an extra
     except ImportError:
         raise ConfigError(
-            "secure aggregation needs the package cryptography; pip install fedshift[privacy]"
+            "secret noise and keys need the package cryptography; pip install fedshift[privacy]"
         ) from None
     return library
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,8 @@ from fedshift import (
     setting,
     tree,
 )
-from fedshift.privacy.accountant import epsilon, require_library
+from fedshift.core.server import RoundSpent
+from fedshift.privacy.accountant import EVERYBODY, Sampling, composed, epsilon, require_library
 from fedshift.privacy.masks import require_library as require_cryptography
 from fedshift.privacy.noise import CELLS, Integers, discrete_gaussian
 
@@ -122,9 +124,24 @@ class CentralDP(GaussianNoise):
     needs_individual_updates = True
 
     def require(self, server: Server) -> None:
-        """Raise if a library is not installed, or there is no bound for the scenario's cohorts."""
+        """Raise if a library is not installed, or there is no bound for the scenario's cohorts.
+
+        With secret noise, cohorts are drawn from a secret, too: only then does sampling hide who
+        took part.
+        """
         super().require(server)
-        self._epsilon(server, 1)
+        sites = len(server.sites)
+        cohort = server.scenario.cohort_size(sites)
+        epsilon(
+            self.noise,
+            1,
+            delta=self.delta,
+            cohort=cohort,
+            sites=sites,
+            neighbours=self.neighbours,
+        )
+        if self.secret and cohort < sites:
+            server.keep_cohorts_secret()
 
     def reject_reason(self, server: Server, update: Update) -> str:
         """Reject payload other than a codec's: the guarantee covers the weights only."""
@@ -151,20 +168,14 @@ class CentralDP(GaussianNoise):
         return {k: v + scale * gauss(v, generator) for k, v in total.items()}
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Privacy spent by the model as it is after this round."""
-        return self.promise(self._epsilon(server, server.round)) | {"neighbours": self.neighbours}
-
-    def _epsilon(self, server: Server, rounds: int) -> float:
-        sites = len(server.sites)
-        cohort = server.scenario.cohort_size(sites)
-        return epsilon(
-            self.noise,
-            rounds,
-            delta=self.delta,
-            cohort=cohort,
-            sites=sites,
-            neighbours=self.neighbours,
-        )
+        """Privacy spent by all models so far, those of interrupted rounds included."""
+        sums = releases(server.spent)
+        spent = composed(self.noise, sums, delta=self.delta, neighbours=self.neighbours)
+        return self.promise(spent) | {
+            "neighbours": self.neighbours,
+            "releases": sum(sums.values()),
+            "amplified": sum(sums.values()) - sums[EVERYBODY],
+        }
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,20 @@ class LocalDP(GaussianNoise):
         most = max(visits.values(), default=0)
         spent = epsilon(self.noise, most, delta=self.delta)
         return self.promise(spent) | {"neighbours": "replace", "updates": most}
+
+
+def releases(rounds: Sequence[RoundSpent]) -> Counter[Sampling]:
+    """The sums that were or may have been released, by how their sites were drawn.
+
+    A cohort amplifies privacy only where nobody but the server can know who was in it: it was drawn
+    from a secret, all its sites replied (a missing one would tell something of the others), and
+    the round was not repeated, which would show the same cohort twice.
+    """
+    out: Counter[Sampling] = Counter()
+    for one in rounds:
+        hidden = one.secret and one.complete and one.begun == 1 and one.cohort < one.sites
+        out[Sampling(one.cohort, one.sites) if hidden else EVERYBODY] += one.begun
+    return out
 
 
 def theta_k(update: Update, keys: Mapping[str, Tensor]) -> Tree:

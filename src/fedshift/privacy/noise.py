@@ -11,9 +11,10 @@ grid, noise is drawn as an integer, and the two are added as integers, exactly. 
 sum and from public numbers alone, so it costs no privacy.
 
 Why the same epsilon. The noise is the discrete Gaussian with a standard deviation of ``CELLS`` grid
-steps. For integer vectors it has the Rényi divergences of the continuous one, or smaller (Canonne,
-Kamath and Steinke, NeurIPS 2020, Section 2.3), and the accountant uses nothing else. Cutting is
-towards zero, so it makes no norm larger: the sensitivity is still the clip.
+steps. For integer vectors its Rényi divergences are at most those of the continuous one (Canonne,
+Kamath and Steinke, NeurIPS 2020, Section 2.3; equal but for a factor of 1 - exp(-CELLS^2)), and the
+accountant uses nothing else. Cutting is towards zero, so it makes no norm larger: the sensitivity
+is still the clip.
 
 How it is drawn, and how exactly. Proposal: z = +-(k CELLS + i) with k geometric (P(k) = 2^-(k+1),
 from the zeros at the end of a random word), i uniform and a random sign; accepted with probability

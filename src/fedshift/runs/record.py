@@ -39,6 +39,7 @@ from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.spending import Spending
 
 Row = dict[str, Any]
 
@@ -63,6 +64,7 @@ class Record:
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self.pending: Row | None = None  # row of the last round while its scores are missing
+        self.spending: Spending | None = None  # set where a privacy part accounts for requests
         self._written = {"metrics": 0, "ledger": 0}
         # States of simulated clients, and the server's copies of personal entries.
         self.store: StateStore = client_store(path) if path else MemoryStore()
@@ -74,6 +76,8 @@ class Record:
     # observer
     def sent(self, message: Broadcast) -> None:
         """Add a message from the server to a client to the ledger."""
+        if self.spending is not None and message.task == "train":
+            self.spending.ask(message.round, message.client)
         self._note(message, "down")
 
     def received(self, update: Update) -> None:
@@ -99,10 +103,12 @@ class Record:
     def visits(self) -> Counter[str]:
         """How often each client was asked to train, repeated requests included.
 
-        Privacy accounting uses it: a request counts even if its reply was lost.
+        Privacy accounting uses it: a request counts even if its reply was lost or its round was
+        repeated. The ledger is the fallback for a run that began before requests were counted.
         """
         rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
-        return Counter(row["client"] for row in rows)
+        listed: Counter[str] = Counter(row["client"] for row in rows)
+        return listed if self.spending is None else listed | self.spending.visits()
 
     def losses(self) -> dict[str, list[Row]]:
         """Round, task and reason of every loss, by client."""

@@ -72,6 +72,18 @@ def composed(
     return float(library.rdp.compute_epsilon(orders, total, delta)[0])
 
 
+def epsilon_of_site(updates: Mapping[float, int], *, delta: float) -> float:
+    """Epsilon of one site's own updates, by the noise that each had when it left the site."""
+    library = require_library()
+    if not any(updates.values()):
+        return 0.0
+    if any(noise == 0 for noise, count in updates.items() if count):
+        return math.inf
+    orders = tuple(library.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+    total = sum(n * renyi(noise, EVERYBODY, "replace", orders) for noise, n in updates.items())
+    return float(library.rdp.compute_epsilon(orders, total, delta)[0])
+
+
 @lru_cache(maxsize=256)
 def renyi(noise: float, how: Sampling, neighbours: str, orders: tuple[float, ...]) -> Curve:
     """Rényi divergence of one sum at each order; sums of a run add theirs, so it is kept."""

@@ -186,6 +186,11 @@ class LocalDP(GaussianNoise):
     price is more noise in the mean: larger than the central one by the root of the number of sites.
     """
 
+    @property
+    def noise_at_site(self) -> float:
+        """Noise of an update when it leaves the site, in units of clip; sites count it."""
+        return self.noise
+
     def encode(self, client: Client, update: Update) -> Update:
         """Clip the update and add noise; the losses, which are not covered, are not sent."""
         if loose := sorted(update.payload) + sorted(update.personal):

@@ -100,6 +100,15 @@ class Record:
         row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
         self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
 
+    def note_facts(self, round_: int, client: str, text: str) -> None:
+        """Add to the ledger what a remote site reported about itself before it was asked to train.
+
+        Not part of :meth:`traffic`, which is that of the method, the same wherever sites are.
+        """
+        row = {"round": round_, "task": "facts", "client": client, "direction": "up"}
+        size = len(text.encode())
+        self.ledger.append(row | {"bytes": size, "kinds": {"facts": size}})
+
     def visits(self) -> Counter[str]:
         """How often each client was asked to train, repeated requests included.
 
@@ -143,7 +152,8 @@ class Record:
         """Bytes by direction, for one task or for all of them."""
         out = {"down": 0, "up": 0}
         for row in self.ledger:
-            if task in (None, row["task"]) and row["direction"] in out:
+            counted = row["task"] != "facts" and task in (None, row["task"])
+            if counted and row["direction"] in out:
                 out[row["direction"]] += row["bytes"]
         return out
 

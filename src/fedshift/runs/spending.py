@@ -9,17 +9,15 @@ each line is on the disk before the message that it is about leaves.
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from fedshift.base.errors import RunError
-from fedshift.base.files import readable_errors
 from fedshift.core.server import RoundSpent
+from fedshift.runs.durable_lines import DurableLines
 
 FILE = "privacy.jsonl"
+EVENTS = ("begun", "asked", "closed")
 Row = dict[str, Any]
 
 
@@ -32,8 +30,8 @@ class Spending:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.file = path / FILE if path else None
-        self.rows: list[Row] = self._read() if self.file and self.file.exists() else []
+        self.lines = DurableLines(path / FILE) if path else None
+        self.rows: list[Row] = read(self.lines) if self.lines else []
 
     def begin(self, round_: int) -> None:
         """A round is about to begin, perhaps again."""
@@ -78,36 +76,18 @@ class Spending:
         return rows[last:]
 
     def _write(self, row: Row) -> None:
-        """Append a line and wait until it is on the disk."""
+        """Add a row and wait until it is on the disk."""
         self.rows.append(row)
-        if self.file is None:
-            return
-        with readable_errors(self.file), self.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self) -> list[Row]:
-        """Every line; one that was cut off by the end of a process is removed, nothing else is."""
-        assert self.file is not None
-        with readable_errors(self.file):
-            text = self.file.read_bytes()
-            whole = text[: text.rfind(b"\n") + 1]
-            if whole != text:  # its message had not been sent
-                os.truncate(self.file, len(whole))
-        try:
-            rows = [json.loads(line) for line in whole.splitlines()]
-            for row in rows:
-                if not isinstance(row["round"], int) or row["event"] not in EVENTS:
-                    raise ValueError(row)
-                if row["event"] == "asked" and not isinstance(row["client"], str):
-                    raise ValueError(row)
-        except (ValueError, KeyError, TypeError):
-            raise RunError(
-                f"{self.file} has a damaged line, so nobody knows what the run has spent; restore "
-                "it from a backup, or begin a new run"
-            ) from None
-        return rows
+        if self.lines is not None:
+            self.lines.append(row)
 
 
-EVENTS = ("begun", "asked", "closed")
+def read(lines: DurableLines) -> list[Row]:
+    """Every row; raises if one is not of the form that we write."""
+    rows = lines.read()
+    for row in rows:
+        client = row.get("client", "") if row.get("event") == "asked" else ""
+        well = isinstance(row.get("round"), int) and isinstance(client, str)
+        if not well or row.get("event") not in EVENTS or (row["event"] == "asked" and not client):
+            raise lines.damaged()
+    return rows

@@ -88,13 +88,17 @@ def epsilon_of_site(updates: Mapping[float, int], *, delta: float) -> float:
 def renyi(noise: float, how: Sampling, neighbours: str, orders: tuple[float, ...]) -> Curve:
     """Rényi divergence of one sum at each order; sums of a run add theirs, so it is kept."""
     library = require_library()
-    relation = library.NeighboringRelation
-    accountant = library.rdp.RdpAccountant(
-        orders, relation.REPLACE_ONE if neighbours == "replace" else relation.REPLACE_SPECIAL
-    )
     event: Any = library.GaussianDpEvent(noise / SENSITIVITY[neighbours])
     if how.cohort < how.sites:
         event = library.SampledWithoutReplacementDpEvent(how.sites, how.cohort, event)
+    relation = library.NeighboringRelation
+    one = relation.REPLACE_ONE if neighbours == "replace" else relation.REPLACE_SPECIAL
+    return curve(event, orders, one)
+
+
+def curve(event: Any, orders: tuple[float, ...], relation: Any) -> Curve:
+    """Rényi divergence of an event of dp-accounting at each order."""
+    accountant = require_library().rdp.RdpAccountant(orders, relation)
     accountant.compose(event)
     return np.asarray(accountant._rdp)  # noqa: SLF001  a second per event to compute again
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 
+import dp_accounting
+import dp_accounting.rdp
 import numpy as np
 import pytest
 from scipy.optimize import brentq
@@ -12,7 +14,14 @@ from scipy.special import comb
 from scipy.stats import norm
 
 from fedshift.base.errors import ConfigError
-from fedshift.privacy.accountant import epsilon
+from fedshift.privacy.accountant import (
+    EVERYBODY,
+    WHOLE_ORDERS,
+    Sampling,
+    composed,
+    curve,
+    epsilon,
+)
 
 DELTA = 1e-5
 
@@ -90,3 +99,35 @@ def test_a_missing_library_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"pip install fedshift\[privacy\]"):
         epsilon(1.0, 1, delta=DELTA)
+
+
+PUBLISHED = {
+    # TensorFlow Privacy, tutorials/README.md: MNIST, batches of 256 of 60,000
+    "tensorflow-privacy, noise 1.3, 15 epochs": (256 / 60_000, 1.3, 15, 1.19),
+    "tensorflow-privacy, noise 1.1, 60 epochs": (256 / 60_000, 1.1, 60, 3.01),
+    "tensorflow-privacy, noise 0.7, 45 epochs": (256 / 60_000, 0.7, 45, 7.10),
+    # Abadi et al., Deep learning with differential privacy, CCS 2016, Section 4
+    "moments accountant, noise 4, 100 epochs": (0.01, 4.0, 100, 1.26),
+}
+
+
+@pytest.mark.parametrize("row", PUBLISHED)
+def test_published_tables(row):
+    """Poisson sampling and the conversion of that time, Mironov (2017), Proposition 3."""
+    q, noise, epochs, told = PUBLISHED[row]
+    orders = np.array([1 + x / 10 for x in range(1, 100)] + [*range(12, 64)])
+    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise))
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    rdp = int(epochs / q) * curve(event, tuple(orders), relation)
+    assert round(float(np.min(rdp - np.log(DELTA) / (orders - 1))), 2) == told
+
+
+def test_mixed_rounds_are_those_of_dp_accounting():
+    accountant = dp_accounting.rdp.RdpAccountant(
+        WHOLE_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    gauss = dp_accounting.GaussianDpEvent(3.0 / 2)
+    accountant.compose(gauss, 2)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(20, 2, gauss), 5)
+    found = composed(3.0, {EVERYBODY: 2, Sampling(2, 20): 5}, delta=DELTA)
+    assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)

@@ -17,6 +17,7 @@ from fedshift.cli import options as opt
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.ledger import ledger
 from fedshift.cli.published import announce, publish, split_methods
 
 app = typer.Typer(
@@ -35,6 +36,9 @@ app.add_typer(server_app, name="server")
 
 
 app.add_typer(site_app, name="site")
+
+
+app.command()(ledger)
 
 
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered

@@ -7,6 +7,7 @@ override them: published numbers differ by ten points for reasons that belong to
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -231,18 +232,22 @@ class Scenario(Frozen):
             )
         return wanted
 
-    def cohort(self, seed: int, round_: int, clients: list[str]) -> list[str]:
+    def cohort(self, seed: int | bytes, round_: int, clients: list[str]) -> list[str]:
         """The clients that take part in a round, sampled without replacement.
 
         The sample depends on the seed, the round and the set of clients alone, so a resumed run
         draws the same cohorts. ``clients`` are those that have enrolled; if there are fewer than
-        the cohort's size, all take part.
+        the cohort's size, all take part. A secret (bytes) is the key of a pseudo-random function:
+        the clients with the smallest values take part, and nobody without it can tell which.
         """
         size = self.cohort_size(max(len(clients), self.clients_per_round or 0))
         size = min(size, len(clients))
         ordered = sorted(clients)
         if size == len(clients):
             return ordered
+        if isinstance(seed, bytes):
+            secret = {c: blake2b(f"{round_} {c}".encode(), key=seed).digest() for c in ordered}
+            return sorted(sorted(ordered, key=secret.__getitem__)[:size])
         chosen = seeds.numpy(seed, "cohort", round_).choice(len(clients), size, replace=False)
         return [ordered[i] for i in sorted(chosen)]
 

@@ -8,6 +8,7 @@ must learn about clients from messages alone, never from their data or state.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,18 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RoundSpent:
+    """A round as the accounting of privacy sees it (``runs.spending``)."""
+
+    round: int
+    begun: int  # times; more than once if the run was interrupted in it
+    sites: int = 0  # enrolled when its cohort was drawn; 0 if it never got that far
+    cohort: int = 0  # clients asked to train
+    complete: bool = False  # all of them replied
+    secret: bool = False  # the cohort was drawn from a secret of the server
+
+
 @dataclass
 class Server:
     """What a part may read and write at the server.
@@ -142,6 +155,7 @@ class Server:
     policy: Policy = field(default_factory=Policy)  # if a client does not reply
     round: int = 0
     participants: int = 0  # number of updates in this round
+    spent: Sequence[RoundSpent] = ()  # rounds so far, where a privacy part accounts for them
     aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
 
     def __post_init__(self) -> None:
@@ -159,6 +173,20 @@ class Server:
         """What the parts' ``predict`` and ``adapt`` see when the server itself scores a model."""
         inbox = self.method.send_scoring(self, None)
         return Scoring(None, inbox, partial(seeds.generator, self.seed, self.round, "scoring"))
+
+    def keep_cohorts_secret(self) -> None:
+        """Draw cohorts from a secret from now on; it is part of the state, so of checkpoints.
+
+        The run's seed is known to every site, which could compute from it who takes part.
+        """
+        drawn = torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.uint8)
+        self.state["cohorts"] = {"secret": drawn}
+
+    @property
+    def cohort_secret(self) -> bytes | None:
+        """What cohorts are drawn from in place of the seed, if they are secret."""
+        secret = self.state.get("cohorts", {}).get("secret")
+        return None if secret is None else secret.numpy().tobytes()
 
     def keys(self, scope: Scope) -> frozenset[str]:
         """Names of the entries in ``scope``."""

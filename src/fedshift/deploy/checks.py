@@ -25,6 +25,7 @@ from fedshift.base.version import __version__
 from fedshift.deploy import credentials, folders
 from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
+from fedshift.deploy.policy import describe_policy
 from fedshift.deploy.sites import open_folder
 
 TIMEOUT = 10.0  # seconds for a connection
@@ -53,6 +54,7 @@ def check_site(paths: SitePaths) -> Iterator[str]:
     """Run all checks; yields one line per passed check and raises at the first that fails."""
     settings = read_site(paths.root)
     yield f"key: {own_key(paths)}"
+    yield f"policy: {describe_policy(paths)}"
     yield f"authority: {authority(paths)}"
     data = own_data(paths, settings)
     yield f"data: {describe(data)}"

@@ -124,6 +124,16 @@ class SitePaths(Paths):
         return self.root / "state"
 
     @property
+    def policy(self) -> Path:
+        """What this site answers, and how much privacy it spends; see ``deploy.policy``."""
+        return self.root / "policy.toml"
+
+    @property
+    def requests(self) -> Path:
+        """Every request to this site, answered or refused; it is never shortened."""
+        return self.root / "requests.jsonl"
+
+    @property
     def data(self) -> Path:
         """Cache of decoded images."""
         return self.root / "data"

@@ -123,6 +123,8 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
     )
     session = prepare(config, method, request.path, options, federation)
     require_roster(session.server.roster, federation.sites)
+    for site, told in sorted(transport.facts.items()):
+        session.record.note_facts(session.server.round, site, told.to_json())
     return session
 
 
@@ -139,7 +141,11 @@ def require_roster(enrolled: Iterable[str], present: Iterable[str]) -> None:
 
 
 def federation_of(facts: Sequence[Facts], scenario: Scenario) -> Federation:
-    """The federation as the server knows it: sites with their domains, and no samples."""
+    """The federation as the server knows it: sites with their domains, and no samples.
+
+    A site that does not tell its domain counts as one of its own.
+    """
+    facts = [replace(f, domain=f.domain or f.client) for f in facts]
     require_equal(facts, "classes", "name its class folders as the others do, or set classes")
     require_equal(facts, "shape", "set size")
     order = {name: i for i, name in enumerate(scenario.domains)}

@@ -21,6 +21,7 @@ from fedshift.deploy.folders import (
     SiteSettings,
     write_settings,
 )
+from fedshift.deploy.policy import SitePolicy, write_policy
 
 RESTART_DELAY = 75  # seconds; until then the server may refuse a site that was killed
 UNIT = """\
@@ -94,6 +95,7 @@ def init_site(folder: Path, settings: SiteSettings, ca: Path) -> SitePaths:
     folders.write_private(paths.key, private)
     folders.write_public(paths.public_key(settings.id), public)
     write_settings(paths.settings, settings, "Site of a federation; `fedshift site start`.")
+    write_policy(paths.policy, SitePolicy())
     paths.unit.write_text(_unit("site", paths.root, paths.unit))
     return paths
 

@@ -30,15 +30,17 @@ from fedshift.engine.federation import federate
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site reports before the first round: class names and counts, nothing per image."""
+    """What a site reports before the first round, for the server to build the net.
+
+    Class names, because their order is the net's; the domain only where the scenario allows
+    ``domain_ids`` and the site's policy does, too. No count: the number of examples is told at
+    enrolment. The run's ledger has a line about it.
+    """
 
     client: str
-    domain: str
     classes: tuple[str, ...]
     shape: tuple[int, ...]  # of one input as a net sees it
-    train: int  # samples
-    val: int
-    test: int
+    domain: str = ""  # empty if it is not told
 
     def to_json(self) -> str:
         """The form in which it is sent."""
@@ -82,18 +84,11 @@ def _trial(client: str, run: RunConfig) -> Federation:
     return Federation({client: full.sites[client]}, {}, None, full.classes, full.shape)
 
 
-def facts_of(federation: Federation) -> Facts:
+def facts_of(federation: Federation, *, tell_domain: bool) -> Facts:
     """The facts about a federation of one site."""
     (site,) = federation.sites.values()
-    return Facts(
-        site.id,
-        site.domain,
-        federation.classes,
-        federation.shape,
-        len(site.data.train),
-        len(site.data.val),
-        len(site.data.test),
-    )
+    domain = site.domain if tell_domain else ""
+    return Facts(site.id, federation.classes, federation.shape, domain)
 
 
 def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:

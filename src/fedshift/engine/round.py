@@ -164,7 +164,8 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     enrol_latecomers(server, transport, observer)
     server.round += 1
     method, scenario = server.method, server.scenario
-    cohort = scenario.cohort(server.seed, server.round, list(server.roster))
+    drawn_from = server.cohort_secret or server.seed
+    cohort = scenario.cohort(drawn_from, server.round, list(server.roster))
     cohort = negotiate(server, transport, cohort, observer)
     # A generator: nothing is sent until it is iterated, below, under the server's own seed.
     replies = exchange(server, transport, "train", cohort, observer)

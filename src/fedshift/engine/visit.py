@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from fedshift.base import seeds, tree
-from fedshift.base.errors import DivergedError
+from fedshift.base.errors import DivergedError, NotAllowedError
 from fedshift.base.tree import Tree
 from fedshift.core.client import Client
 from fedshift.core.message import Broadcast, Update
@@ -289,7 +289,17 @@ class Worker:
         )
 
     def _donate(self, client: Client, message: Broadcast) -> Update:
-        """The client's private entries, for scenarios that give their mean to new sites."""
+        """The client's private entries, for scenarios that give their mean to new sites.
+
+        Refused in any other scenario and under a privacy part, whatever the server asks.
+        """
+        private = next((p.name for p in self.method.parts if p.gives_privacy), None)
+        if private or self.scenario.private_at_new_site != "mean":
+            why = private or f"private_at_new_site={self.scenario.private_at_new_site}"
+            raise NotAllowedError(
+                f"client {client.id}: the server asks for private entries, and {why} keeps them "
+                "at the site; leave it out, or set private_at_new_site=mean"
+            )
         own = tree.pick(client.received, self.keys(Scope.PRIVATE))
         return Update(
             message.client, message.task, message.round, personal=own, examples=client.examples

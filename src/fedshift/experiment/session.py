@@ -31,6 +31,7 @@ from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Record, Row, read_compute
+from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
 from fedshift.transports import TRANSPORTS
 
@@ -95,6 +96,8 @@ class Session:
         """
         server, scenario = self.server, self.server.scenario
         began = time.perf_counter()
+        if self.record.spending is not None:
+            self.record.spending.begin(server.round + 1)
         updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
         if promises := privacy_so_far(server, self.record):
@@ -195,6 +198,8 @@ def prepare(
     check_protection(server)
     workers = workers_for(options, server, known)
     plan = Plan(config, method, known, record.store, workers, options.policy, compute)
+    if any(channel.gives_privacy for channel in method.channels):
+        record.spending = Spending(path)
     transport = open_transport(options.transport, plan)
     if not record.restore(server):
         enrol(server, transport, known.sites, record)
@@ -262,6 +267,12 @@ def count_samples(federation: Federation, unseen: str | None) -> dict[str, dict[
 def privacy_so_far(server: Server, record: Record) -> dict[str, Row]:
     """What each privacy part guarantees after this round; also added to the ledger."""
     out: dict[str, Row] = {}
+    if record.spending is not None:
+        secret = server.cohort_secret is not None
+        record.spending.close(
+            server.round, sites=len(server.roster), replied=server.participants, secret=secret
+        )
+        server.spent = record.spending.rounds(server.round)
     for part in server.method.channels:
         if part.gives_privacy:
             out[part.name] = dict(part.privacy_spent(server, record.visits()))

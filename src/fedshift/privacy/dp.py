@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +35,10 @@ from fedshift import (
     setting,
     tree,
 )
-from fedshift.privacy.accountant import epsilon, require_library
+from fedshift.core.server import RoundSpent
+from fedshift.privacy.accountant import EVERYBODY, Sampling, composed, epsilon, require_library
+from fedshift.privacy.masks import require_library as require_cryptography
+from fedshift.privacy.noise import CELLS, Integers, discrete_gaussian
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,32 @@ class GaussianNoise(Channel, ABC):
     gives_privacy = True
 
     def require(self, server: Server) -> None:
-        """Raise before the first round if the accountant's library is not installed."""
+        """Raise before the first round if a library is not installed."""
         require_library()
+        if self.secret:
+            require_cryptography()
+
+    @property
+    def secret(self) -> bool:
+        """Whether noise is drawn, and from a source that nobody can repeat."""
+        return self.randomness == "system" and self.noise > 0
+
+    def hidden(self, steps: Iterable[Tree], like: Tree) -> Tree:
+        """Sum of the clipped steps plus secret noise, added as integers; float64.
+
+        ``noise`` says why integers, and what the grid is.
+        """
+        grid = self.noise * self.clip / CELLS
+        total = {k: np.zeros(v.shape, dtype=np.int64) for k, v in like.items()}
+        for step in steps:
+            for key, whole in on_grid(step, self.clip, grid).items():
+                total[key] += whole
+        drawn = discrete_gaussian(sum(v.size for v in total.values()))
+        pieces = np.split(drawn, np.cumsum([v.size for v in total.values()])[:-1])
+        return {
+            k: (torch.from_numpy(v + z.reshape(v.shape)).double() * grid).to(like[k].device)
+            for (k, v), z in zip(total.items(), pieces, strict=True)
+        }
 
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """Every entry that is not trained is private."""
@@ -96,8 +124,24 @@ class CentralDP(GaussianNoise):
     needs_individual_updates = True
 
     def require(self, server: Server) -> None:
-        """Raise if the accountant is not installed, or has no bound for the scenario's cohorts."""
-        self._epsilon(server, 1)
+        """Raise if a library is not installed, or there is no bound for the scenario's cohorts.
+
+        With secret noise, cohorts are drawn from a secret, too: only then does sampling hide who
+        took part.
+        """
+        super().require(server)
+        sites = len(server.sites)
+        cohort = server.scenario.cohort_size(sites)
+        epsilon(
+            self.noise,
+            1,
+            delta=self.delta,
+            cohort=cohort,
+            sites=sites,
+            neighbours=self.neighbours,
+        )
+        if self.secret and cohort < sites:
+            server.keep_cohorts_secret()
 
     def reject_reason(self, server: Server, update: Update) -> str:
         """Reject payload other than a codec's: the guarantee covers the weights only."""
@@ -108,34 +152,30 @@ class CentralDP(GaussianNoise):
     def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: theta plus the noisy mean of the clipped steps."""
         theta = tree.pick(server.shared, server.parameters)
-        total = tree.zeros_like(theta)
-        for update in updates:
-            total = tree.add(total, clipped(tree.sub(theta_k(update, theta), theta), self.clip))
-        generator = self._generator(server)
-        scale = self.noise * self.clip
-        mean = {k: (v + scale * gauss(v, generator)) / len(updates) for k, v in total.items()}
+        steps = (tree.sub(theta_k(update, theta), theta) for update in updates)
+        total = self.hidden(steps, theta) if self.secret else self._seeded(server, steps, theta)
+        mean = {k: (v / len(updates)).to(theta[k].dtype) for k, v in total.items()}
         examples = sum(u.examples for u in updates)
         shared = tree.add(theta, mean)
         return [Update("everybody", "train", server.round, shared=shared, examples=examples)]
 
-    def _generator(self, server: Server) -> torch.Generator:
-        return server.generator(self.name) if self.randomness == "seed" else secret_generator()
+    def _seeded(self, server: Server, steps: Iterable[Tree], theta: Tree) -> Tree:
+        total = tree.zeros_like(theta)
+        for step in steps:
+            total = tree.add(total, clipped(step, self.clip))
+        generator = server.generator(self.name)
+        scale = self.noise * self.clip
+        return {k: v + scale * gauss(v, generator) for k, v in total.items()}
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
-        """Privacy spent by the model as it is after this round."""
-        return self.promise(self._epsilon(server, server.round)) | {"neighbours": self.neighbours}
-
-    def _epsilon(self, server: Server, rounds: int) -> float:
-        sites = len(server.sites)
-        cohort = server.scenario.cohort_size(sites)
-        return epsilon(
-            self.noise,
-            rounds,
-            delta=self.delta,
-            cohort=cohort,
-            sites=sites,
-            neighbours=self.neighbours,
-        )
+        """Privacy spent by all models so far, those of interrupted rounds included."""
+        sums = releases(server.spent)
+        spent = composed(self.noise, sums, delta=self.delta, neighbours=self.neighbours)
+        return self.promise(spent) | {
+            "neighbours": self.neighbours,
+            "releases": sum(sums.values()),
+            "amplified": sum(sums.values()) - sums[EVERYBODY],
+        }
 
 
 @dataclass(frozen=True)
@@ -146,6 +186,11 @@ class LocalDP(GaussianNoise):
     price is more noise in the mean: larger than the central one by the root of the number of sites.
     """
 
+    @property
+    def noise_at_site(self) -> float:
+        """Noise of an update when it leaves the site, in units of clip; sites count it."""
+        return self.noise
+
     def encode(self, client: Client, update: Update) -> Update:
         """Clip the update and add noise; the losses, which are not covered, are not sent."""
         if loose := sorted(update.payload) + sorted(update.personal):
@@ -154,17 +199,38 @@ class LocalDP(GaussianNoise):
                 "shared weights only: leave out the part that sends it"
             )
         theta = tree.pick(client.received, update.shared)
-        step = clipped(tree.sub(update.shared, theta), self.clip)
-        generator = client.generator(self.name) if self.randomness == "seed" else secret_generator()
-        scale = self.noise * self.clip
-        shared = {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in update.shared}
+        step = tree.sub(update.shared, theta)
+        if self.secret:
+            noisy = self.hidden([step], theta)
+            shared = {k: (theta[k] + noisy[k]).to(theta[k].dtype) for k in update.shared}
+        else:
+            shared = self._seeded(client, step, theta)
         return dataclasses.replace(update, shared=shared, metrics={})
+
+    def _seeded(self, client: Client, step: Tree, theta: Tree) -> Tree:
+        step, generator = clipped(step, self.clip), client.generator(self.name)
+        scale = self.noise * self.clip
+        return {k: theta[k] + step[k] + scale * gauss(step[k], generator) for k in step}
 
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """Privacy spent by the most visited site; participation is public, so it hides nothing."""
         most = max(visits.values(), default=0)
         spent = epsilon(self.noise, most, delta=self.delta)
         return self.promise(spent) | {"neighbours": "replace", "updates": most}
+
+
+def releases(rounds: Sequence[RoundSpent]) -> Counter[Sampling]:
+    """The sums that were or may have been released, by how their sites were drawn.
+
+    A cohort amplifies privacy only where nobody but the server can know who was in it: it was drawn
+    from a secret, all its sites replied (a missing one would tell something of the others), and
+    the round was not repeated, which would show the same cohort twice.
+    """
+    out: Counter[Sampling] = Counter()
+    for one in rounds:
+        hidden = one.secret and one.complete and one.begun == 1 and one.cohort < one.sites
+        out[Sampling(one.cohort, one.sites) if hidden else EVERYBODY] += one.begun
+    return out
 
 
 def theta_k(update: Update, keys: Mapping[str, Tensor]) -> Tree:
@@ -183,6 +249,11 @@ def gauss(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def secret_generator() -> torch.Generator:
-    """A generator seeded by the operating system, so that nobody can repeat its draws."""
-    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+def on_grid(step: Tree, clip: float, grid: float) -> dict[str, Integers]:
+    """``step``, clipped, in whole multiples of ``grid``; cut towards zero, so no norm grows.
+
+    Clipped in float64 and to a norm smaller by 2^-30 of itself, so that rounding cannot exceed it.
+    """
+    exact = {k: v.double().cpu() for k, v in step.items()}
+    short = clipped(exact, clip * (1 - 2.0**-30))
+    return {k: (v / grid).trunc().to(torch.int64).numpy() for k, v in short.items()}

@@ -13,6 +13,7 @@ stay within +-2^63; ``quantise`` checks this before anything is masked, with a f
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -35,7 +36,7 @@ def require_library() -> Any:
         import cryptography.hazmat.primitives as library  # noqa: PLC0415  an extra
     except ImportError:
         raise ConfigError(
-            "secure aggregation needs the package cryptography; pip install fedshift[privacy]"
+            "secret noise and keys need the package cryptography; pip install fedshift[privacy]"
         ) from None
     return library
 
@@ -65,6 +66,20 @@ def agree(private: bytes, public: bytes) -> bytes:
         return mine.exchange(x25519.X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise RunError(f"a public key is not one of X25519 ({error})") from None
+
+
+def is_public_key(public: bytes) -> bool:
+    """Whether others can agree on a secret with it; false for points of low order."""
+    try:
+        agree(derive(b"any", "trial"), public)
+    except RunError:
+        return False
+    return True
+
+
+def commitment(secret: bytes) -> bytes:
+    """Fixes a random secret of 32 bytes without telling anything about it: SHA-256."""
+    return hashlib.sha256(b"fedshift commitment" + secret).digest()
 
 
 def encrypt(key: bytes, text: bytes) -> bytes:

@@ -8,7 +8,8 @@ cryptography. No update may leave a site unmasked, whatever the server asks.
 The exchanges of a round in order, and what the server learns from each:
 
 1. *Keys* (``negotiate``). The server sends a nonce; each site replies with two public keys, one for
-   encryption and one for masks. The server learns public keys.
+   encryption and one for masks, and a hash of b_k, by which a wrong share is noticed later. The
+   server learns public keys.
 2. *Shares* (``negotiate``). The server sends all encryption keys; each site splits its two secrets,
    b_k and its private mask key, and replies with one encrypted box per site. The server relays the
    boxes later and cannot read them.
@@ -53,7 +54,10 @@ from fedshift import (
 )
 from fedshift.privacy import masks, site
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
-from fedshift.privacy.shamir import join
+from fedshift.privacy.recovery import Dealt, recovered
+
+PUBLISHED = ("encryption", "mask", "commitment")  # what a site tells in the first exchange
+AGAINST = "a server that follows the protocol (honest but curious)"
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,7 @@ class SecureAggregation(Channel):
         server.state[self.name] = {}
         found = ask({c: {"nonce": nonce} for c in cohort})
         keys = tree.merge(
-            {f"{kind}/{c}": answer[kind] for kind in ("encryption", "mask")}
-            for c, answer in found.items()
+            {f"{kind}/{c}": answer[kind] for kind in PUBLISHED} for c, answer in found.items()
         )
         payload = {"nonce": nonce} | {k: v for k, v in keys.items() if k.startswith("encryption/")}
         server.state[self.name] = payload | keys
@@ -155,11 +158,9 @@ class SecureAggregation(Channel):
     def send(self, server: Server, client: str) -> Tree:
         """The public mask keys of the sites that go on, and the weight of this site's update."""
         state = server.state[self.name]
-        by_examples = isinstance(server.method.aggregate.weighting(server), ByExamples)
-        weight = server.roster[client].examples if by_examples else 1
         going = tree.under(f"share/{client}", state)
         peers = {f"mask/{c}": state[f"mask/{c}"] for c in sorted(going)}
-        return {"nonce": state["nonce"], "weight": torch.tensor(weight)} | peers
+        return {"nonce": state["nonce"], "weight": torch.tensor(weight_of(server, client))} | peers
 
     def reject_reason(self, server: Server, update: Update) -> str:
         """Reject a reply unless it has exactly the expected entries, each of the expected length.
@@ -179,13 +180,21 @@ class SecureAggregation(Channel):
             return wrong(bare, dict.fromkeys(boxes, (site.SHARE, torch.uint8)))
         if keys := tree.under("encryption", state):
             return wrong(told, dict.fromkeys(keys, (site.BOX, torch.uint8)))
-        return wrong(told, dict.fromkeys(["encryption", "mask"], (masks.KEY, torch.uint8)))
+        return wrong(told, dict.fromkeys(PUBLISHED, (masks.KEY, torch.uint8))) or next(
+            (
+                f"its {kind} key is not one of X25519"
+                for kind in ("encryption", "mask")
+                if not masks.is_public_key(to_bytes(told[kind]))
+            ),
+            "",
+        )
 
     def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: the weighted mean, from the sum of the masked vectors."""
         vectors = {u.client: masked_of(u, self.name) for u in updates}
         total = sum_of(vectors) - self.masks_left(server, vectors, ask)
         weight = int(total[-1])
+        require_weight(weight, sum(weight_of(server, c) for c in vectors), sorted(vectors))
         values = masks.real(total[:-1], self.bits) / weight  # (P,)
         like = in_order(server.shared)
         pieces = values.split([v.numel() for v in like.values()])
@@ -213,14 +222,24 @@ class SecureAggregation(Channel):
         size = len(next(iter(vectors.values())))
         left = np.zeros(size, dtype=np.uint64)
         for client in sorted(vectors):
-            left += masks.expand(recovered(told.values(), f"self/{client}"), size)
+            left += masks.expand(self._secret(state, told, "self", client), size)
         for gone in sorted(going - vectors.keys()):
-            key = recovered(told.values(), f"pair/{gone}")
+            key = self._secret(state, told, "pair", gone)
             peers = {c: state[f"mask/{c}"] for c in vectors}
             left -= site.pairwise(key, gone, peers, size)
         counts = {"sites": len(vectors), "dropped": len(going) - len(vectors), "needed": needed}
         server.state[self.name] = {k: torch.tensor(v) for k, v in counts.items()}
         return left
+
+    def _secret(self, state: Tree, told: Mapping[str, Tree], kind: str, owner: str) -> bytes:
+        """A site's own mask's seed (``self``) or mask key (``pair``), from the shares of it."""
+        known = sorted(tree.under("encryption", state))
+        published = to_bytes(state[f"{'commitment' if kind == 'self' else 'mask'}/{owner}"])
+        publish = masks.commitment if kind == "self" else masks.public_key
+        dealt = Dealt(owner, self.needed(len(known)), lambda found: publish(found) == published)
+        name = f"{kind}/{owner}"
+        returned = {c: site.read_share(to_bytes(t[name])) for c, t in told.items() if name in t}
+        return recovered(dealt, returned, {c: i for i, c in enumerate(known, 1)})
 
     @staticmethod
     def _unmask_payload(state: Tree, client: str, answered: Mapping[str, Vector]) -> Tree:
@@ -232,7 +251,7 @@ class SecureAggregation(Channel):
     def privacy_spent(self, server: Server, visits: Mapping[str, int]) -> Mapping[str, Any]:
         """How many sites were in the last sum, how many dropped out, and the threshold."""
         told = {k: int(v) for k, v in server.state[self.name].items()}
-        return told | {"bits": self.bits, "randomness": self.randomness}
+        return told | {"bits": self.bits, "randomness": self.randomness, "against": AGAINST}
 
 
 def in_order(entries: Mapping[str, Tensor]) -> Tree:
@@ -264,15 +283,20 @@ def sum_of(vectors: Mapping[str, Vector]) -> Vector:
     return total
 
 
-def recovered(told: Any, key: str) -> bytes:
-    """A secret of 32 bytes, joined from the shares of it that the sites returned."""
-    pairs = [site.read_share(to_bytes(answer[key])) for answer in told if key in answer]
-    try:
-        return join(pairs).to_bytes(masks.KEY, "little")
-    except OverflowError:
+def weight_of(server: Server, client: str) -> int:
+    """The weight of a client's update in the mean: its examples, or 1."""
+    by_examples = isinstance(server.method.aggregate.weighting(server), ByExamples)
+    return server.roster[client].examples if by_examples else 1
+
+
+def require_weight(found: int, due: int, clients: Sequence[str]) -> None:
+    """Raise if the weights that the sites have put into the sum are not those they were sent."""
+    if found != due:
         raise RunError(
-            f"the shares of {key} do not fit together; a site sent a wrong one"
-        ) from None
+            f"the weights in the sum add up to {found}, not to {due}: one of {', '.join(clients)} "
+            "sent another weight or model, and secure-aggregation hides which; repeat the round "
+            "with fewer of them to find it"
+        )
 
 
 def require_enough(found: int, needed: int, asked: int) -> None:

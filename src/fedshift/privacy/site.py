@@ -27,6 +27,7 @@ from fedshift.privacy.shamir import SIZE, SecretShare, split
 INDEX = 2  # bytes of a share's position
 SHARE = INDEX + SIZE
 BOX = 2 * SHARE + 16  # two shares, encrypted and authenticated
+UNREADABLE = bytes(SHARE)  # a share at position 0, where none is
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ class Secrets:
         return masks.derive(self.seed, "encryption key")
 
     def keys(self) -> Tree:
-        """First exchange: both public keys."""
+        """First exchange: both public keys, and a commitment to the seed of the own mask."""
         pairs = {"encryption": self.encryption_key, "mask": self.mask_key}
-        return {kind: to_tensor(masks.public_key(key)) for kind, key in pairs.items()}
+        keys = {kind: to_tensor(masks.public_key(key)) for kind, key in pairs.items()}
+        return keys | {"commitment": to_tensor(masks.commitment(self.own_mask))}
 
     def shares(self, keys: Mapping[str, Tensor], threshold: int) -> Tree:
         """Second exchange: for each site a box with a share of b_k and one of the mask key."""
@@ -84,7 +86,8 @@ class Secrets:
     def unmask(self, payload: Tree, answered: set[str], needed: Callable[[int], int]) -> Tree:
         """Third exchange: shares of b_k of sites that replied, of the mask key of the others.
 
-        Never both of one site, and an error if fewer than ``needed`` sites replied.
+        Never both of one site, and an error if fewer than ``needed`` sites replied. A box that
+        cannot be read is answered by ``UNREADABLE``, so that its sender is blamed, not this site.
         """
         keys, boxes = tree.under("encryption", payload), tree.under("share", payload)
         if len(answered) < needed(len(keys)) or not answered <= boxes.keys():
@@ -94,7 +97,10 @@ class Secrets:
             )
         out: Tree = {}
         for peer, box in boxes.items():
-            text = masks.decrypt(self._channel(keys[peer], peer, self.name), to_bytes(box))
+            try:
+                text = masks.decrypt(self._channel(keys[peer], peer, self.name), to_bytes(box))
+            except RunError:
+                text = 2 * UNREADABLE
             own, pair = text[:SHARE], text[SHARE:]
             kind, share = ("self", own) if peer in answered else ("pair", pair)
             out[f"{kind}/{peer}"] = to_tensor(share)

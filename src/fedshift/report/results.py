@@ -183,7 +183,7 @@ class Cell:
 def cell_of(
     runs: Sequence[RunResult], protocol: str, key: str, choice: Choice = "selected"
 ) -> Cell:
-    """One number over the seeds of some runs: ``key`` is avg, std, all, worst, a domain or a measure."""
+    """One number over the seeds of some runs: avg, std, all, worst, a domain or a measure."""
     found = [(r, o) for r in runs if (o := r.outcome(protocol, choice)) is not None]
     values = [o.metrics.value(key) for _, o in found]
     error = found[0][0].error(found[0][1], key) if len(found) == 1 else math.nan

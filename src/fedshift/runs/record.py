@@ -41,6 +41,7 @@ from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs import best
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
 
 Row = dict[str, Any]
@@ -66,6 +67,7 @@ class Record:
         self.metrics: list[Row] = []
         self.ledger: list[Row] = []
         self.pending: Row | None = None  # row of the last round while its scores are missing
+        self.spending: Spending | None = None  # set where a privacy part accounts for requests
         self._written = {"metrics": 0, "ledger": 0}
         # States of simulated clients, and the server's copies of personal entries.
         self.store: StateStore = client_store(path) if path else MemoryStore()
@@ -78,6 +80,8 @@ class Record:
     # observer
     def sent(self, message: Broadcast) -> None:
         """Add a message from the server to a client to the ledger."""
+        if self.spending is not None and message.task == "train":
+            self.spending.ask(message.round, message.client)
         self._note(message, "down")
 
     def received(self, update: Update) -> None:
@@ -100,13 +104,24 @@ class Record:
         row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
         self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
 
+    def note_facts(self, round_: int, client: str, text: str) -> None:
+        """Add to the ledger what a remote site reported about itself before it was asked to train.
+
+        Not part of :meth:`traffic`, which is that of the method, the same wherever sites are.
+        """
+        row = {"round": round_, "task": "facts", "client": client, "direction": "up"}
+        size = len(text.encode())
+        self.ledger.append(row | {"bytes": size, "kinds": {"facts": size}})
+
     def visits(self) -> Counter[str]:
         """How often each client was asked to train, repeated requests included.
 
-        Privacy accounting uses it: a request counts even if its reply was lost.
+        Privacy accounting uses it: a request counts even if its reply was lost or its round was
+        repeated. The ledger is the fallback for a run that began before requests were counted.
         """
         rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
-        return Counter(row["client"] for row in rows)
+        listed: Counter[str] = Counter(row["client"] for row in rows)
+        return listed if self.spending is None else listed | self.spending.visits()
 
     def losses(self) -> dict[str, list[Row]]:
         """Round, task and reason of every loss, by client."""
@@ -141,7 +156,8 @@ class Record:
         """Bytes by direction, for one task or for all of them."""
         out = {"down": 0, "up": 0}
         for row in self.ledger:
-            if task in (None, row["task"]) and row["direction"] in out:
+            counted = row["task"] != "facts" and task in (None, row["task"])
+            if counted and row["direction"] in out:
                 out[row["direction"]] += row["bytes"]
         return out
 

@@ -23,6 +23,7 @@ from fedshift.core.message import Broadcast, Update
 from fedshift.core.state import DiskStore
 from fedshift.data.federation import Federation
 from fedshift.deploy.folders import SitePaths, read_site
+from fedshift.deploy.policy import Guard, read_policy
 from fedshift.deploy.runs import Request
 from fedshift.deploy.session import COMPUTE, play_request
 from fedshift.deploy.sites import facts_of, own_federation
@@ -36,14 +37,22 @@ from fedshift.transports.flower.site import Header, NodeConfig
 
 @dataclass
 class SiteWorker(Worker):
-    """A worker of this site, whose state is on this site's disk and nowhere else."""
+    """A worker of this site, whose state is on this site's disk and nowhere else.
+
+    ``guard`` holds the site's policy: what it forbids is neither computed nor sent.
+    """
+
+    guard: Guard | None = None
 
     def visit(self, message: Broadcast) -> Update:
-        """As any worker; errors are also written to the site's log."""
+        """As any worker, within the site's policy; errors are also written to the site's log."""
         try:
+            if self.guard is not None:
+                self.guard.before(message)
             if isinstance(self.store, DiskStore):
                 follow(self.store.folder, message)
-            return super().visit(message)
+            update = super().visit(message)
+            return update if self.guard is None else self.guard.after(message, update)
         except FedshiftError as error:
             _tell(error)
             raise
@@ -107,6 +116,7 @@ def _worker(run: RunConfig, own: Federation, store: DiskStore) -> Worker:
         store,
         allowed_data(own, run.scenario, "client"),
         run.label,
+        guard=Guard(paths(), run.name, method),
     )
 
 
@@ -120,7 +130,8 @@ def introduce(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
     except FedshiftError as error:
         _tell(error)
         raise
-    return Envelope(facts_of(own).to_json(), {})
+    known = "domain_ids" in run.scenario.allow and read_policy(paths()).tell_domain
+    return Envelope(facts_of(own, tell_domain=known).to_json(), {})
 
 
 def _tell(error: FedshiftError) -> None:

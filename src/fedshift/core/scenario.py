@@ -29,8 +29,16 @@ from fedshift.data.samples import Pixels
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 Scale = Literal["paper", "laptop"]
+Attack = Literal[
+    "sign-flip", "scaled-noise", "label-flip", "backdoor", "a-little-is-enough", "inner-product"
+]
 Positive = Annotated[int, Field(ge=1)]
 RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # names before 0.2, still accepted
+
+
+def _unset(value: object) -> bool:
+    """Options that are left out of a record unless they are set: runs without them keep names."""
+    return not value
 
 
 class Frozen(BaseModel):
@@ -90,6 +98,9 @@ class Scenario(Frozen):
     analyses: tuple[Literal["group-effect"], ...] = ()  # measured at each evaluation
     private_at_new_site: Literal["refuse", "initial", "mean", "none"] = "refuse"
     allow: tuple[str, ...] = ("client_val", "domain_ids")
+    attack: Attack | None = Field(None, exclude_if=_unset)  # what hostile sites do; engine.attacks
+    attackers: Annotated[float, Field(ge=0, lt=1, exclude_if=_unset)] = 0.0  # fraction of the sites
+    attack_strength: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=_unset)
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +134,15 @@ class Scenario(Frozen):
             raise ValueError("an unseen protocol needs the name of the unseen domain")
         if self.unseen is None and "group-effect" in self.analyses:
             raise ValueError("group-effect is measured on the unseen domain; name one")
+        return self
+
+    @model_validator(mode="after")
+    def _attack_and_attackers(self) -> Self:
+        if bool(self.attack) != bool(self.attackers):
+            raise ValueError(
+                f"attack is {self.attack} and attackers is {self.attackers:g}; an attack needs the "
+                "fraction of sites that make it, and attackers an attack"
+            )
         return self
 
     @field_validator("augment")
@@ -219,7 +239,15 @@ class Scenario(Frozen):
             "selection": self.selection,
             "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
             "private entries at a new site": self.private_at_new_site,
-        } | ({"smaller than the paper's": self.changed} if self.changed else {})
+        } | self._unusual()
+
+    def _unusual(self) -> dict[str, str]:
+        """Choices that most scenarios leave alone, printed only where they are made."""
+        hostile = f"{self.attack} by {self.attackers:g} of the sites"
+        hostile += f", strength {self.attack_strength:g}" if self.attack_strength else ""
+        return ({"attack": hostile} if self.attack else {}) | (
+            {"smaller than the paper's": self.changed} if self.changed else {}
+        )
 
 
 def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:

@@ -47,6 +47,7 @@ from fedshift.core.state import State, StateStore
 from fedshift.data.augment import PRESETS, apply
 from fedshift.data.federation import Site
 from fedshift.data.samples import Samples
+from fedshift.engine.attacks import hostile_sites
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Worker:
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
         self._keys = by_scope(self.scopes)
+        self.hostile = hostile_sites(self.scenario, self.seed, self.sites)
         self.acting = {
             h: self.method.overriding(h) for h in ("probe", "batch", "loss", "edit_gradients")
         }
@@ -185,6 +187,8 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
+        if self.hostile:
+            update = self.hostile.forge(client, update)
         encoded = self.method.encode(client, update)
         self._remember(client, final)
         return encoded
@@ -299,6 +303,8 @@ class Worker:
         for positions in rows:
             x, y = train.take(positions, change)
             batch = Batch(x, y, client.batches)
+            if self.hostile:
+                batch = self.hostile.poison(client, batch)
             for part in self.acting["batch"]:
                 batch = part.batch(client, batch)
             client.batches += 1

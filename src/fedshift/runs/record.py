@@ -17,6 +17,10 @@ The order of writing is what makes a run resumable after ``kill -9``:
 A process killed before the rename leaves the checkpoint of round t - 1. Resuming drops all lines of
 later rounds, a half-written last line included, ignores newer client states and repeats round t
 with the same result. Whatever is added to a run must be written before the rename.
+
+A power failure is stricter, because the disk need not keep the order of writing. The checkpoint is
+written ``durable``: all that the round has written is on the disk before the checkpoint's name is,
+and the name before the next round begins.
 """
 
 from __future__ import annotations
@@ -145,7 +149,8 @@ class Record:
     def create(self, compute: Compute) -> None:
         """Write the configuration; an unwritable folder is an error before any training."""
         if self.path is not None:
-            write_json(self.path / "config.json", config_json(self.config, compute))
+            content = config_json(self.config, compute)
+            write_json(self.path / "config.json", content, durable=True)
             write_run_file(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
@@ -192,7 +197,8 @@ class Record:
             self._roster = server.roster
         tensors = pack_server(server)
         meta = {"round": server.round}
-        write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
+        checkpoint = self.path / "checkpoints" / "server.safetensors"
+        write_tensors(checkpoint, tensors, meta, durable=True)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
@@ -214,8 +220,8 @@ class Record:
         if self.path is None:
             return
         meta = {"round": server.round}
-        write_tensors(self.path / "weights.safetensors", server.shared, meta)
-        write_json(self.path / "summary.json", summary)
+        write_tensors(self.path / "weights.safetensors", server.shared, meta, durable=True)
+        write_json(self.path / "summary.json", summary, durable=True)
 
     def restore(self, server: Server) -> bool:
         """Load the last checkpoint into ``server``, in place; False if there is none.
@@ -244,7 +250,7 @@ class Record:
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
-        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), durable=True)
         self._written[kind] = len(rows)
         return rows
 

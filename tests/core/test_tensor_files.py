@@ -120,9 +120,12 @@ def test_a_shape_that_overflows_takes_no_memory():
 def test_a_link_to_a_locked_folder_is_locked_too(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
-    with only_writer(tmp_path / "run"), pytest.raises(RunError, match="another process is writing"):
-        with only_writer(tmp_path / "link"):
-            pass
+    with (
+        only_writer(tmp_path / "run"),
+        pytest.raises(RunError, match="another process is writing"),
+        only_writer(tmp_path / "link"),
+    ):
+        pass
     with only_writer(tmp_path / "link"):
         pass
 
@@ -140,9 +143,11 @@ def test_a_lock_file_that_its_owner_deletes_is_not_taken_for_the_lock(tmp_path, 
 
     monkeypatch.setattr(files.fcntl, "flock", slow)
     with only_writer(tmp_path / "run"):
-        with pytest.raises(RunError, match="another process is writing"):
-            with only_writer(tmp_path / "run"):
-                pass
+        with (
+            pytest.raises(RunError, match="another process is writing"),
+            only_writer(tmp_path / "run"),
+        ):
+            pass
         assert lock.exists()
     assert not lock.exists()
 
@@ -187,6 +192,6 @@ def test_a_durable_write_syncs_data_before_the_name_and_the_name_before_it_retur
 
 def test_settling_reaches_the_disk_or_says_why(tmp_path):
     files.settle(tmp_path)
-    with pytest.raises(RunError, match="does not exist"):
-        with files.readable_errors(tmp_path / "none"):
-            files.settle(tmp_path / "none")
+    none = tmp_path / "none"
+    with pytest.raises(RunError, match="does not exist"), files.readable_errors(none):
+        files.settle(none)

@@ -19,7 +19,6 @@ from fedshift.base.errors import RunError
 from fedshift.base.files import readable_errors, write_bytes
 from fedshift.base.tree import Tree
 
-
 KEY = "sha256-of-all"  # of the header, with zeros in place of the digest, and the data
 OLD_KEY = "sha256"  # of the data alone, in files before 0.3, which are still read
 BLANK = "0" * 64

@@ -42,6 +42,7 @@ from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
+from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, checked
 from fedshift.runs.run_file import write_run_file
 
 Row = dict[str, Any]
@@ -234,15 +235,18 @@ class Record:
         if checkpoint is None or not checkpoint.exists():
             return False
         tensors, meta = read_tensors(checkpoint)
-        server.round = meta["round"]
+        server.round = round_of(meta, checkpoint)
         unpack_server(server, tensors)
-        server.roster = unpack_roster(read_json(checkpoint.with_name("roster.json")))
+        roster = checkpoint.with_name("roster.json")
+        server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
         self._roster = server.roster
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
         waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
-        self.pending = read_json(waiting) if waiting.exists() and not settled else None
+        self.pending = None
+        if waiting.exists() and not settled:
+            (self.pending,) = checked([read_json(waiting)], METRICS, waiting)
         return True
 
     def _rewind(self, kind: str, last: int) -> list[Row]:
@@ -273,8 +277,15 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
 def read_compute(path: Path | None) -> Compute | None:
     """The compute settings with which the run in ``path`` began; None if there is no run."""
     file = path / "config.json" if path else None
-    held = read_json(file).get("compute") if file and file.exists() else None
-    return Compute(**held) if held else None
+    if file is None or not file.exists():
+        return None
+    try:
+        held = read_json(file).get("compute")
+        return Compute(**held) if held else None
+    except (TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} is damaged: its compute settings cannot be read ({error})"
+        ) from None
 
 
 def read_config(path: Path) -> RunConfig:
@@ -287,23 +298,33 @@ def read_config(path: Path) -> RunConfig:
 def read_summary(path: Path) -> Row | None:
     """The summary of a finished run, None if it is not finished."""
     file = path / "summary.json"
-    found: Row | None = read_json(file) if file.exists() else None
+    found: Row | None = checked(read_json(file), SUMMARY, file) if file.exists() else None
     return found
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file; a half-written last line of a killed process is dropped."""
+    """Rows of a run's metrics or ledger; a half-written last line of a killed process is dropped.
+
+    Each row is checked: whoever reads it may rely on its fields.
+    """
     if not path.exists():
         return []
-    rows = []
     with readable_errors(path):
-        lines = path.read_text().split("\n")
-    for line in lines[:-1]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise RunError(f"{path} has a damaged line; restore or delete the run") from None
-    return rows
+        lines = path.read_bytes().split(b"\n")
+    try:
+        rows = [json.loads(line) for line in lines[:-1]]
+    except (ValueError, RecursionError):
+        raise RunError(f"{path} has a damaged line; restore or delete the run") from None
+    found: list[Row] = checked(rows, LEDGER if path.stem == "ledger" else METRICS, path)
+    return found
+
+
+def round_of(meta: Row, path: Path) -> int:
+    """The round of a checkpoint."""
+    found = meta.get("round")
+    if type(found) is not int or found < 0:
+        raise RunError(f"{path} is damaged: its round is {found!r}; restore it, or delete the run")
+    return found
 
 
 def pack_server(server: Server) -> Tree:

@@ -19,6 +19,7 @@ from typing import IO, Any
 import platformdirs
 
 from fedshift.base.errors import RunError
+from fedshift.base.logs import printable
 
 if sys.platform != "win32":
     import fcntl
@@ -156,6 +157,22 @@ def read_json(path: Path) -> Any:
     with readable_errors(path):
         blob = path.read_bytes()
     try:
-        return json.loads(blob)
+        return from_json(blob)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run again") from error
+
+
+def from_json(blob: bytes) -> Any:
+    """A JSON value without control characters in its texts, which a terminal would obey."""
+    value = json.loads(blob)
+    return _printable(value) if b"\\u00" in blob else value
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    return value

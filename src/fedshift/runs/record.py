@@ -34,7 +34,7 @@ from typing import Any
 
 from fedshift.base import tree
 from fedshift.base.errors import RunError
-from fedshift.base.files import read_json, readable_errors, write_bytes, write_json
+from fedshift.base.files import from_json, read_json, readable_errors, write_bytes, write_json
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig, environment, parse_config
@@ -312,7 +312,7 @@ def read_lines(path: Path) -> list[Row]:
     with readable_errors(path):
         lines = path.read_bytes().split(b"\n")
     try:
-        rows = [json.loads(line) for line in lines[:-1]]
+        rows = [from_json(line) for line in lines[:-1]]
     except (ValueError, RecursionError):
         raise RunError(f"{path} has a damaged line; restore or delete the run") from None
     found: list[Row] = checked(rows, LEDGER if path.stem == "ledger" else METRICS, path)

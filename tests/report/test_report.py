@@ -548,6 +548,33 @@ def test_the_page_escapes_what_others_wrote():
     assert "&lt;s&gt;nan&lt;/s&gt;" in text
 
 
+def test_a_protocols_name_cannot_leave_its_attribute():
+    """Names in summary.json and metrics.jsonl are whatever somebody wrote there."""
+    hostile = 'x"><script>alert(1)</script><svg onload=alert(2) a="\\1'
+    odd = made_run()
+    rows = [r | {"scores": {hostile: r["scores"]["personal"]}} for r in odd.history]
+    found = odd.summary["protocols"]["personal"]
+    summary = odd.summary | {"protocols": {hostile: found}}
+    text = html.page(Comparison([RunResult(odd.config, rows, summary, None)]), html.Path())
+    page = Reader(text)
+    assert page.open == []
+    assert "<script" not in text
+    assert "<svg onload" not in text
+    assert all(re.fullmatch(r"[\w.-]+", found) for found in page.ids)
+
+
+def test_the_page_forbids_scripts_and_loading():
+    """Even if something slipped through: the browser may run nothing and fetch nothing."""
+    head = html.page(made(), html.Path()).partition("<style>")[0]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', head)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["style-src"] == "'unsafe-inline'"  # one style sheet in the page, styles in svg
+    assert "script-src" not in rules  # falls back to 'none'
+    assert rules["base-uri"] == rules["form-action"] == "'none'"
+
+
 def test_the_page_without_matplotlib_says_how_to_get_figures(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text = html.page(made(), html.Path())

@@ -41,7 +41,12 @@ def tensors(draw):
 
 
 trees = st.dictionaries(st.text(max_size=8), tensors(), max_size=4)
-scalars = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63) + 1, 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+)
 
 
 @st.composite
@@ -145,3 +150,79 @@ def test_a_damaged_envelope_is_refused(damage):
     envelope = to_envelope([Broadcast("a", "train", 1, {"w": torch.ones(3)})], {})
     with pytest.raises(RunError, match="not an envelope of fedshift"):
         from_envelope(damage(envelope), Broadcast)
+
+
+def hostile(**scalars):
+    """An envelope of one reply with these scalars, as a peer might write it."""
+    good = to_envelope([Update("a", "train", 1, {"w": torch.ones(3)}, examples=3)], {})
+    words = json.loads(good.text)
+    words["messages"][0]["scalars"] |= scalars
+    return Envelope(json.dumps(words), good.blocks)
+
+
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        {"metrics": None},
+        {"metrics": [1]},
+        {"metrics": {"loss": 10**400}},
+        {"metrics": {"loss": {"a": {"b": 1}}}},
+        {"metrics": {"loss": None}},
+        {"metrics": {"loss": True}},
+        {"examples": 10**400},
+        {"examples": 3.0},
+        {"examples": None},
+        {"steps": "9"},
+        {"steps": -(10**400)},
+        {"round": 10**400},
+        {"round": True},
+        {"client": None},
+        {"client": ["a"]},
+        {"task": {"train": 1}},
+        {"facts": []},
+        {"facts": {"domain": ["dark"]}},
+        {"facts": {"domain": 10**400}},
+        {"more": 1},
+    ],
+)
+def test_scalars_of_another_kind_are_refused(scalars):
+    with pytest.raises(RunError, match="not an envelope of fedshift, or a damaged one") as error:
+        from_envelope(hostile(**scalars), Update)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"messages": ' * 50_000,
+        "[]",
+        "null",
+        '{"messages": 3, "layouts": []}',
+        '{"messages": [[]], "layouts": []}',
+        '{"messages": [{"scalars": {}, "sections": []}], "layouts": []}',
+        '{"messages": [{"scalars": {}, "sections": {"shared": [0]}}], "layouts": {}}',
+    ],
+)
+def test_text_of_another_kind_is_refused(text):
+    with pytest.raises(RunError, match="not an envelope of fedshift"):
+        from_envelope(Envelope(text, {}), Update)
+
+
+@pytest.mark.parametrize(
+    "shape", [[0, 2**62, 2**62], [2**62, 2**62], [10**400], [1e400], ["3"], [3.0], [None], "3", 3]
+)
+def test_shapes_that_no_tensor_has_are_refused(shape):
+    good = to_envelope([Update("a", "train", 1, {"w": torch.ones(3)})], {})
+    with pytest.raises(RunError, match="not an envelope of fedshift"):
+        from_envelope(spoil(good, layouts=[[["w", "float32", shape]]]), Update)
+
+
+def test_a_block_that_is_named_a_thousand_times_takes_its_memory_once():
+    good = to_envelope([Update("a", "train", 1, {"w": torch.ones(1000)})], {})
+    row = json.loads(good.text)["messages"][0]
+    found = from_envelope(spoil(good, messages=[row] * 1000), Update)
+    memory = {update.shared["w"].untyped_storage().data_ptr() for update in found}
+    assert len(found) == 1000
+    assert len(memory) == 1
+    assert len({id(update.shared) for update in found}) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from fedshift.core.part import Part
 from fedshift.engine.replies import answers
 from fedshift.engine.round import collect, merge_arriving, streams
 from fedshift.experiment.session import Options, prepare
-from fedshift.testing import play, start, tiny_scenario
+from fedshift.testing import play, require_same, start, tiny_scenario
+from fedshift.transports import pool as pool_module
 from fedshift.transports.shared_memory import Reader, Writer
 
 
@@ -221,3 +223,35 @@ def test_workers_do_not_push_the_server_aside_when_they_wake(pooled):
     pids = [worker.process.pid for worker in session.transport._workers]
     assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
     assert os.sched_getscheduler(0) != os.SCHED_BATCH
+
+
+def test_a_stopped_worker_is_started_anew_and_changes_nothing(pooled):
+    session = pooled("fedbn", rounds=2)
+    pool = session.transport
+    session.advance()
+    victim = pool._workers[0].process.pid
+    os.kill(victim, signal.SIGSTOP)
+    session.advance()
+    assert pool._workers[0].process.pid != victim
+    assert sum(worker.restarts for worker in pool._workers) == 1
+    require_same(play(start("fedbn", rounds=2)), session, "with and without a stopped worker")
+
+
+def test_a_worker_that_is_stuck_again_and_again_is_an_error(pooled):
+    session = pooled("fedavg")
+    worker = session.transport._workers[0]
+    worker.restarts = pool_module.RESTARTS
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    with pytest.raises(RunError, match="was stuck 4 times"):
+        session.advance()
+
+
+def test_a_visit_past_the_timeout_counts_as_stuck(pooled):
+    pool = pooled("fedavg").transport
+    worker = pool._workers[0]
+    worker.since = time.monotonic() - 10
+    assert not pool._is_stuck(worker)  # without a timeout a visit may take any time
+    pool._timeout = 5.0
+    assert pool._is_stuck(worker)
+    worker.since = time.monotonic()
+    assert not pool._is_stuck(worker)

@@ -7,17 +7,19 @@ under its final name.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
 from fedshift.base.errors import RunError
+from fedshift.base.logs import printable
 
 if sys.platform != "win32":
     import fcntl
@@ -47,51 +49,130 @@ def readable_errors(path: Path) -> Iterator[None]:
 def only_writer(folder: Path) -> Iterator[None]:
     """Lock a folder for the block, so that no second process writes to it.
 
-    The lock is an ``flock`` on a hidden file beside the folder. The kernel releases it when the
-    process ends for whatever reason, so a crash leaves no stale lock. Windows has no ``flock``;
-    there, nothing is locked.
+    The lock is an ``flock`` on a hidden file beside the folder itself, whatever links lead to it.
+    The kernel releases it when the process ends for whatever reason, so a crash leaves no stale
+    lock. Windows has no ``flock``; there, nothing is locked.
     """
-    lock = folder.with_name(f".{folder.name}.lock")
+    real = Path(os.path.realpath(folder))
+    lock = real.with_name(f".{real.name}.lock")
     with readable_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = _locked(lock)
+    if file is None:
+        raise RunError(
+            f"another process is writing {folder}; wait for it, or choose another folder",
+            "out=DIR",
+        )
     with file:
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(
-                f"another process is writing {folder}; wait for it, or choose another folder",
-                "out=DIR",
-            ) from None
         try:
             yield
         finally:
             lock.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, blob: bytes) -> None:
-    """Write to a temporary file beside ``path``, then rename it: readers see the old or the new."""
+def _locked(lock: Path) -> IO[str] | None:
+    """The lock file, open and locked; None if another process has it.
+
+    Whoever ends deletes the file, so a file that we opened before and locked after that is no
+    longer the one that the next process will open. Then we start again with the new one.
+    """
+    while True:
+        file = lock.open("w")
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if sys.platform == "win32" or _is_open_as(file, lock):
+                return file
+            file.close()
+        except BlockingIOError:
+            file.close()
+            return None
+
+
+def _is_open_as(file: IO[str], path: Path) -> bool:
+    """Whether ``path`` still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_bytes(path: Path, blob: bytes, *, durable: bool = False) -> None:
+    """Write to a temporary file beside ``path``, then rename it: readers see the old or the new.
+
+    That holds if the process is killed. ``durable`` makes it a commit that holds if the power
+    fails: all that was written before reaches the disk, then the new name does, and then we go on.
+    It costs some milliseconds.
+    """
     with readable_errors(path):
+        fresh = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             part.write_bytes(blob)
+            if durable:
+                settle(path.parent)
             part.replace(path)
+            for folder in [path.parent, *([path.parent.parent] if fresh else [])] * durable:
+                sync_folder(folder)
         finally:
             part.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder reach the disk; not on Windows, where folders cannot be opened."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def settle(folder: Path) -> None:
+    """Let everything that was written below ``folder``, by any process, reach the disk.
+
+    One wait for a whole round instead of one per file. On Linux it covers the folder's file system,
+    elsewhere all of them; on Windows nothing.
+    """
+    if sys.platform.startswith("linux"):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(handle) == 0:
+                return
+        finally:
+            os.close(handle)
+    if sys.platform != "win32":
+        os.sync()
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
     """Write indented JSON atomically."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), durable=durable)
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file that we wrote; a missing or damaged one is an error that names it."""
     with readable_errors(path):
-        text = path.read_text()
+        blob = path.read_bytes()
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return from_json(blob)
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run again") from error
+
+
+def from_json(blob: bytes) -> Any:
+    """A JSON value without control characters in its texts, which a terminal would obey."""
+    value = json.loads(blob)
+    return _printable(value) if b"\\u00" in blob else value
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    return value

@@ -9,9 +9,23 @@ from __future__ import annotations
 
 import logging
 import sys
+import unicodedata
 from functools import cache
 
 log = logging.getLogger("fedshift")
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which a terminal would obey; each is shown as its code.
+
+    Messages quote names and errors that come from files and from other machines.
+    """
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    control = unicodedata.category(character) in ("Cc", "Cf") and character != "\t"
+    return character.encode("unicode_escape").decode() if control else character
 
 
 class PlainLines(logging.Handler):
@@ -26,7 +40,7 @@ class PlainLines(logging.Handler):
         serious = record.levelno >= logging.WARNING
         stream = sys.stderr if serious else sys.stdout
         kind = {logging.WARNING: "note: ", logging.ERROR: "error: "}.get(record.levelno, "")
-        stream.write(f"{kind}{' '.join(record.getMessage().split())}\n")
+        stream.write(f"{kind}{printable(' '.join(record.getMessage().split()))}\n")
         stream.flush()
 
 

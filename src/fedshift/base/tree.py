@@ -17,6 +17,16 @@ from torch import Tensor
 from fedshift.base.errors import ClashError, RunError
 
 Tree = dict[str, Tensor]
+MALFORMED = (  # what reading bytes of any content may raise
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    RecursionError,
+    OverflowError,
+    safetensors.SafetensorError,
+)
 
 
 def _zip(fn: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Mapping[str, Tensor]) -> Tree:
@@ -101,11 +111,18 @@ def to_bytes(a: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> 
 
 
 def from_bytes(blob: bytes) -> tuple[Tree, dict[str, Any]]:
-    """Inverse of :func:`to_bytes`."""
+    """Inverse of :func:`to_bytes`.
+
+    safetensors itself checks that the tensors fill the blob exactly, without overlap, before it
+    makes any: no more memory is taken than the blob has bytes.
+    """
     try:
         size = int.from_bytes(blob[:8], "little")
         head = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fedshift"])
+        order, meta = head["order"], dict(head["meta"])
         tensors = safetensors.torch.load(blob)
-    except (ValueError, KeyError, safetensors.SafetensorError) as error:
+        if sorted(order) != sorted(tensors):
+            raise ValueError("the order names other entries than there are")
+        return {k: tensors[k] for k in order}, meta
+    except MALFORMED as error:
         raise RunError(f"not a fedshift tensor file, or a damaged one ({error})") from error
-    return {k: tensors[k] for k in head["order"]}, head["meta"]

@@ -14,16 +14,19 @@ import warnings
 import click
 
 from fedshift.base.errors import FedshiftError
-from fedshift.base.logs import log
+from fedshift.base.logs import log, printable
+from fedshift.base.termination import Termination
 from fedshift.cli.commands import app
 from fedshift.cli.options import flag
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run ``fedshift``; exits with 0, 1 (some runs failed), 2 (one line says why) or 130."""
+    """Run ``fedshift``; exits with 0, 1 (some runs failed), 2 (one line says why), 130 or 143."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for worker processes
     warnings.showwarning = lambda message, *_args, **_kwargs: _say(f"note: {message}")
     _render_log()
+    termination = Termination()
+    termination.install()
     try:
         code = app(args=args, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -34,9 +37,8 @@ def main(args: list[str] | None = None) -> None:
         flags = ", ".join(map(flag, error.options))
         code = _fail(f"{error} ({flags})" if flags else str(error), 2)
     except (KeyboardInterrupt, click.Abort):
-        code = _fail(
-            "interrupted; the same command with --resume continues after the last round", 130
-        )
+        what, code = ("terminated", 143) if termination.asked else ("interrupted", 130)
+        _fail(f"{what}; the same command with --resume continues after the last round", code)
     except BrokenPipeError:
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
@@ -74,4 +76,4 @@ def _say(line: str) -> None:
     """One line on the error stream, however long."""
     from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True).print(printable(line), markup=False, highlight=False)

@@ -34,8 +34,16 @@ from fedshift.data.samples import Pixels
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 UNSEEN: tuple[Protocol, ...] = ("unseen", "unseen-adapted")
 Scale = Literal["paper", "laptop"]
+Attack = Literal[
+    "sign-flip", "scaled-noise", "label-flip", "backdoor", "a-little-is-enough", "inner-product"
+]
 Positive = Annotated[int, Field(ge=1)]
 RENAMED = {"newcomer": "private_at_new_site", "grants": "allow"}  # names before 0.2, still accepted
+
+
+def _unset(value: object) -> bool:
+    """Options that are left out of a record unless they are set: runs without them keep names."""
+    return not value
 
 
 class Frozen(BaseModel):
@@ -104,6 +112,9 @@ class Scenario(Frozen):
     analyses: tuple[str, ...] = ()  # measured at each evaluation, see core.analysis
     private_at_new_site: Literal["refuse", "initial", "mean", "none"] = "refuse"
     allow: tuple[str, ...] = ("client_val", "domain_ids")
+    attack: Attack | None = Field(None, exclude_if=_unset)  # what hostile sites do; engine.attacks
+    attackers: Annotated[float, Field(ge=0, lt=1, exclude_if=_unset)] = 0.0  # fraction of the sites
+    attack_strength: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=_unset)
 
     @model_validator(mode="before")
     @classmethod
@@ -146,6 +157,15 @@ class Scenario(Frozen):
             raise ValueError(f"target is for regression; the objective is {self.objective}")
         if self.class_balance != "none" and self.objective != "classification":
             raise ValueError(f"class_balance needs classes; the objective is {self.objective}")
+        return self
+
+    @model_validator(mode="after")
+    def _attack_and_attackers(self) -> Self:
+        if bool(self.attack) != bool(self.attackers):
+            raise ValueError(
+                f"attack is {self.attack} and attackers is {self.attackers:g}; an attack needs the "
+                "fraction of sites that make it, and attackers an attack"
+            )
         return self
 
     @field_validator("augment")
@@ -292,6 +312,10 @@ class Scenario(Frozen):
             out["class balance"] = f"{self.class_balance} at each client"
         if self.labelled is not None:
             out["labels"] = f"of {self.labelled:.0%} of the training samples"
+        if self.attack:
+            hostile = f"{self.attack} by {self.attackers:g} of the sites"
+            hostile += f", strength {self.attack_strength:g}" if self.attack_strength else ""
+            out["attack"] = hostile
         return out
 
 

@@ -60,7 +60,14 @@ class MemoryStore:
 
 
 class DiskStore:
-    """One file per client and version, read when the client is visited, not before."""
+    """One file per client and version, read when the client is visited, not before.
+
+    A save does not wait for the disk, which would cost every visit some milliseconds. A simulated
+    run needs no more: the checkpoint that makes a round count is written after all else has reached
+    the disk (``write_bytes(durable=True)``). If the power fails earlier, the checkpoint of the
+    round before is in force, and that reads the version before, which reached the disk with it and
+    is deleted only by the round after.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

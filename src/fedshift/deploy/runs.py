@@ -34,6 +34,7 @@ from fedshift.deploy.credentials import PublicKey
 from fedshift.deploy.flower.control import Control, RegisteredSite
 from fedshift.deploy.folders import ServerPaths, write_private
 from fedshift.deploy.sites import require_target
+from fedshift.engine.attacks import refuse_attack
 from fedshift.engine.preflight import require_secret
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.run import finished
@@ -119,6 +120,7 @@ def run(
     """
     method = config.build()
     require_secret(method)
+    refuse_attack(config.scenario)
     require_target(method, terms.target)
     if done := finished(config, path, resume=True):
         return done

@@ -33,6 +33,7 @@ from fedshift.core.objective import CLASSIFICATION, balanced_weights
 from fedshift.core.part import Phase, Player, through_net, whole_net
 from fedshift.core.scenario import Scenario
 from fedshift.data.augment import PRESETS, apply
+from fedshift.engine.attacks import Hostile
 from fedshift.engine.inputs import InputGuard
 
 Forward = Callable[[Client, Batch], Output]
@@ -47,11 +48,12 @@ class LocalTraining:
         method: Method,
         scenario: Scenario,
         net: Net,
-        guard: InputGuard,
+        inputs: InputGuard,
         fixed: Set[str],
     ) -> None:
-        self.method, self.scenario, self.net, self.guard = method, scenario, net, guard
+        self.method, self.scenario, self.net, self.inputs = method, scenario, net, inputs
         self.fixed = fixed
+        self.hostile: Hostile | None = None  # what attackers among the sites do to batches
         self.named = dict(net.named_parameters())
         self.moving = [(k, p) for k, p in self.named.items() if k not in fixed]
         self.device = next(net.parameters()).device.type
@@ -186,11 +188,13 @@ class LocalTraining:
             chosen = positions if drawn is None else drawn(len(positions))
             x, y = train.take(chosen, change)
             batch = Batch(x, y, client.batches)
+            if self.hostile:
+                batch = self.hostile.poison(client, batch)
             for part in self.acting["batch"]:
                 batch = part.batch(client, batch)
             client.batches += 1
             if changing:
-                self.guard.record(batch.x)
+                self.inputs.record(batch.x)
             yield batch
 
     @staticmethod

@@ -34,6 +34,7 @@ from fedshift.core.scenario import Scenario
 from fedshift.core.state import State, StateStore
 from fedshift.data.federation import Site
 from fedshift.data.samples import Samples
+from fedshift.engine.attacks import hostile_sites
 from fedshift.engine.inputs import InputGuard
 from fedshift.engine.training import LocalTraining
 
@@ -63,9 +64,12 @@ class Worker:
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
         self._keys = by_scope(self.scopes)
-        self.guard = InputGuard(self.net.shape, self.device)
-        fixed = self.keys(Scope.FIXED)
-        self.training = LocalTraining(self.method, self.scenario, self.net, self.guard, fixed)
+        self.inputs = InputGuard(self.net.shape, self.device)
+        self.hostile = hostile_sites(self.scenario, self.seed, self.sites)
+        self.training = LocalTraining(
+            self.method, self.scenario, self.net, self.inputs, self.keys(Scope.FIXED)
+        )
+        self.training.hostile = self.hostile
 
     def keys(self, scope: Scope) -> frozenset[str]:
         """Names of the entries whose scope is ``scope``."""
@@ -153,7 +157,7 @@ class Worker:
         The state is saved last, with what channels have written into it (the residual of a codec);
         what they do to the update never reaches the client's own copy of the weights.
         """
-        self.guard.begin()
+        self.inputs.begin()
         probed = self._probe(client)
         metrics = self.training.run(client).means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
@@ -172,6 +176,8 @@ class Worker:
         )
         self._refuse_inputs(final, client, "its net")
         self._refuse_inputs(update.payload, client, "its payload")
+        if self.hostile:
+            update = self.hostile.forge(client, update)
         encoded = self.method.encode(client, update)
         self._remember(client, final)
         return encoded
@@ -202,7 +208,7 @@ class Worker:
     def _refuse_inputs(self, entries: Tree, client: Client, what: str) -> None:
         """Raise if what outlives the visit contains an input; only a part can have put it there."""
         if self.method.parts and entries:
-            self.guard.refuse(entries, client, f"{self._where(client)}: {what}")
+            self.inputs.refuse(entries, client, f"{self._where(client)}: {what}")
 
     def _where(self, client: Client) -> str:
         return f"{self.label}, client {client.id}, round {client.round}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from fedshift.base.errors import RunError
 from fedshift.base.process import cores
 from fedshift.core.analysis import analysis
 from fedshift.core.config import RunConfig
@@ -201,8 +202,17 @@ def prepare(
     if any(channel.gives_privacy for channel in method.channels):
         record.spending = Spending(path)
     transport = open_transport(options.transport, plan)
-    if not record.restore(server):
-        enrol(server, transport, known.sites, record)
+    try:
+        if not record.restore(server):
+            enrol(server, transport, known.sites, record)
+        elif federation is None and (odd := sorted(server.roster.keys() - known.sites.keys())):
+            raise RunError(
+                f"the roster in {path} names client {odd[0]!r}, which this run does not have; "
+                "restore it, or delete the run and repeat it"
+            )
+    except BaseException:
+        transport.close()  # or its processes and temporary files would stay
+        raise
     split = describe_split(scenario) if federation is None else ""
     return Session(server, transport, known, record, options.listener, split)
 

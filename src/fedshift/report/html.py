@@ -1,7 +1,8 @@
 """A comparison as one self-contained HTML page.
 
 The commands ``compare`` and ``report`` write it. The page must never load anything from elsewhere,
-and every name that comes from a user or a run is escaped by the template.
+and every name that comes from a user or a run is escaped by the template. A Content-Security-Policy
+in the page tells the browser the same: no scripts, no loading.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str,
         "facts": facts(runs),
         "note": summary.note,
         "summary": overview(summary),
-        "protocols": [protocol(comparison, summary.scenario, p) for p in summary.columns],
+        "protocols": [
+            protocol(comparison, summary.scenario, name, number)
+            for number, name in enumerate(summary.columns)
+        ],
         "traffic": traffic(comparison, summary),
         "shares": shares(comparison, summary),
         "confounders": summary.confounders,
@@ -146,13 +150,17 @@ def overview(summary: Summary) -> Grid:
     return Grid("", summary.headings, lines, "ORACLE" in summary.chosen)
 
 
-def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]:
-    """One protocol: figures, and tables per domain at the selected, last and oracle round."""
+def protocol(comparison: Comparison, scenario: str, name: str, number: int) -> dict[str, Any]:
+    """One protocol: figures, and tables per domain at the selected, last and oracle round.
+
+    Anchors are made of numbers: a name comes from a run's files and may hold anything.
+    """
+    anchor = f"{comparison.scenarios.index(scenario)}-{number}"
     return {
         "name": name,
         "text": PROTOCOLS.get(name, ""),
         "tables": {c: per_domain(rows(comparison, scenario, name, c), c) for c in CHOICES},
-        "figures": list(drawings(comparison, scenario, name)),
+        "figures": list(drawings(comparison, scenario, name, anchor)),
         "further": further_measures(comparison, scenario, name),
         "confusion": list(confusions(comparison, scenario, name)),
     }
@@ -216,16 +224,14 @@ def _column(found: Sequence[TableRow], cells: Sequence[Cell]) -> list[Score]:
     return [Score.of(c, best=b) for c, b in zip(cells, best, strict=True)]
 
 
-def drawings(comparison: Comparison, scenario: str, name: str) -> Iterable[str]:
-    """The protocol's figures as svg; none if matplotlib is not installed."""
+def drawings(comparison: Comparison, scenario: str, name: str, anchor: str) -> Iterable[str]:
+    """The protocol's figures as svg, ids with ``anchor``; none if matplotlib is missing."""
     if not optional.has_matplotlib():
         return
     figures = optional.figures()
     for kind, draw in (("curves", figures.curves), ("domains", figures.domains)):
-        anchor = f"{kind}-{comparison.scenarios.index(scenario)}-{name}"
-        yield figures.inline(
-            draw(comparison, scenario, name), anchor, f"{kind} of {scenario}, {name}"
-        )
+        drawn = draw(comparison, scenario, name)
+        yield figures.inline(drawn, f"{kind}-{anchor}", f"{kind} of {scenario}, {name}")
 
 
 def traffic(comparison: Comparison, summary: Summary) -> Grid:

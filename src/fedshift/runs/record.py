@@ -18,6 +18,10 @@ The order of writing is what makes a run resumable after ``kill -9``:
 A process killed before the rename leaves the checkpoint of round t - 1. Resuming drops all lines of
 later rounds, a half-written last line included, ignores newer client states and repeats round t
 with the same result. Whatever is added to a run must be written before the rename.
+
+A power failure is stricter, because the disk need not keep the order of writing. The checkpoint is
+written ``durable``: all that the round has written is on the disk before the checkpoint's name is,
+and the name before the next round begins.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from typing import Any
 
 from fedshift.base import tree
 from fedshift.base.errors import RunError
-from fedshift.base.files import read_json, readable_errors, write_bytes, write_json
+from fedshift.base.files import from_json, read_json, readable_errors, write_bytes, write_json
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig, environment, parse_config
@@ -40,6 +44,7 @@ from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs import best
+from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, checked
 from fedshift.runs.run_file import write_run_file
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
@@ -165,7 +170,8 @@ class Record:
     def create(self, compute: Compute) -> None:
         """Write the configuration; an unwritable folder is an error before any training."""
         if self.path is not None:
-            write_json(self.path / "config.json", config_json(self.config, compute))
+            content = config_json(self.config, compute)
+            write_json(self.path / "config.json", content, durable=True)
             write_run_file(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
@@ -212,7 +218,8 @@ class Record:
             self._roster = server.roster
         tensors = pack_server(server)
         meta = {"round": server.round}
-        write_tensors(self.path / "checkpoints" / "server.safetensors", tensors, meta)
+        checkpoint = self.path / "checkpoints" / "server.safetensors"
+        write_tensors(checkpoint, tensors, meta, durable=True)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
         self._settle_best()
 
@@ -255,8 +262,8 @@ class Record:
         if self.path is None:
             return
         meta = {"round": server.round}
-        write_tensors(self.path / "weights.safetensors", server.shared, meta)
-        write_json(self.path / "summary.json", summary)
+        write_tensors(self.path / "weights.safetensors", server.shared, meta, durable=True)
+        write_json(self.path / "summary.json", summary, durable=True)
 
     def restore(self, server: Server) -> bool:
         """Load the last checkpoint into ``server``, in place; False if there is none.
@@ -269,15 +276,18 @@ class Record:
         if checkpoint is None or not checkpoint.exists():
             return False
         tensors, meta = read_tensors(checkpoint)
-        server.round = meta["round"]
+        server.round = round_of(meta, checkpoint)
         unpack_server(server, tensors)
-        server.roster = unpack_roster(read_json(checkpoint.with_name("roster.json")))
+        roster = checkpoint.with_name("roster.json")
+        server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
         self._roster = server.roster
         self.metrics = self._rewind("metrics", server.round)
         self.ledger = self._rewind("ledger", server.round)
         waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
-        self.pending = read_json(waiting) if waiting.exists() and not settled else None
+        self.pending = None
+        if waiting.exists() and not settled:
+            (self.pending,) = checked([read_json(waiting)], METRICS, waiting)
         self._unsettled = True
         self._settle_best()
         return True
@@ -287,7 +297,7 @@ class Record:
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
-        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), durable=True)
         self._written[kind] = len(rows)
         return rows
 
@@ -310,8 +320,15 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
 def read_compute(path: Path | None) -> Compute | None:
     """The compute settings with which the run in ``path`` began; None if there is no run."""
     file = path / "config.json" if path else None
-    held = read_json(file).get("compute") if file and file.exists() else None
-    return Compute(**held) if held else None
+    if file is None or not file.exists():
+        return None
+    try:
+        held = read_json(file).get("compute")
+        return Compute(**held) if held else None
+    except (TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} is damaged: its compute settings cannot be read ({error})"
+        ) from None
 
 
 def read_config(path: Path) -> RunConfig:
@@ -324,23 +341,33 @@ def read_config(path: Path) -> RunConfig:
 def read_summary(path: Path) -> Row | None:
     """The summary of a finished run, None if it is not finished."""
     file = path / "summary.json"
-    found: Row | None = read_json(file) if file.exists() else None
+    found: Row | None = checked(read_json(file), SUMMARY, file) if file.exists() else None
     return found
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file; a half-written last line of a killed process is dropped."""
+    """Rows of a run's metrics or ledger; a half-written last line of a killed process is dropped.
+
+    Each row is checked: whoever reads it may rely on its fields.
+    """
     if not path.exists():
         return []
-    rows = []
     with readable_errors(path):
-        lines = path.read_text().split("\n")
-    for line in lines[:-1]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise RunError(f"{path} has a damaged line; restore or delete the run") from None
-    return rows
+        lines = path.read_bytes().split(b"\n")
+    try:
+        rows = [from_json(line) for line in lines[:-1]]
+    except (ValueError, RecursionError):
+        raise RunError(f"{path} has a damaged line; restore or delete the run") from None
+    found: list[Row] = checked(rows, LEDGER if path.stem == "ledger" else METRICS, path)
+    return found
+
+
+def round_of(meta: Row, path: Path) -> int:
+    """The round of a checkpoint."""
+    found = meta.get("round")
+    if type(found) is not int or found < 0:
+        raise RunError(f"{path} is damaged: its round is {found!r}; restore it, or delete the run")
+    return found
 
 
 def pack_server(server: Server) -> Tree:

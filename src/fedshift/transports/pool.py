@@ -37,10 +37,11 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tempfile
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ from typing import Any
 import torch
 
 from fedshift.base.errors import FedshiftError, RunError
+from fedshift.base.logs import log
 from fedshift.base.process import tune_process
-from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig
-from fedshift.core.message import Broadcast, Lost, Message, Update
+from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.method import Method
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.data.library import loaded
@@ -61,9 +62,11 @@ from fedshift.engine.build import Plan
 from fedshift.engine.compute import Compute
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.transports.shared_memory import Reader, TensorLocation, Writer
+from fedshift.transports.tensor_pipe import Locations, TensorPipe
 
+PATIENCE = 2.0  # seconds without any reply after which we look at the workers
+RESTARTS = 3  # of one worker
 QUEUED = 2  # messages that a worker may hold: it starts the next one without waiting for us
-SectionLocations = list[dict[str, TensorLocation]]  # location of each entry, by section
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class WorkerProcess:
     clients: deque[str]  # of the messages that it holds, oldest first
     needs_script: bool  # whether it had to import the caller's script
     sent: int = 0  # messages so far; decides the next block
+    since: float = 0.0  # when it last took or answered a message
+    stopped: bool = False  # whether it was found stopped when we last looked
+    restarts: int = 0
 
 
 class Pool:
@@ -109,20 +115,26 @@ class Pool:
         self.store = DiskStore(kept) if isinstance(plan.store, MemoryStore) else plan.store
         self._common, self._data, self._reader = Writer(), Writer(), Reader()
         self._workers: list[WorkerProcess] = []
-        self._lenient = plan.policy.lenient
-        start = start_of(plan, self.store, self._data)
-        context, needed = _context(), needs_script(start)
+        self._lenient, self._timeout = plan.policy.lenient, plan.policy.timeout
+        self._start = start_of(plan, self.store, self._data)
+        needed = needs_script(self._start)
         for _ in range(plan.workers):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there, start), daemon=True)
-            with without_script(unless=needed):
-                process.start()
-            there.close()
+            process, here = self._spawn(needed)
             writers = [Writer() for _ in range(QUEUED)]
             pipe = TensorPipe(here, self._reader)
             self._workers.append(WorkerProcess(process, here, pipe, writers, deque(), needed))
         for worker in self._workers:
             self._receive(worker)
+
+    def _spawn(self, needed: bool) -> tuple[Any, Connection]:
+        """A new worker process and our end of its connection."""
+        context = _context()
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, self._start), daemon=True)
+        with without_script(unless=needed):
+            process.start()
+        there.close()
+        return process, here
 
     def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
         """Replies as they arrive; each is valid until the second one after it is asked for.
@@ -141,8 +153,7 @@ class Pool:
                 self._send(worker, waiting, common)
         failed: dict[str, FedshiftError] = {}
         while busy := [worker for worker in self._workers if worker.clients]:
-            ready = wait([worker.connection for worker in busy])
-            for worker in [d for d in busy if d.connection in ready]:
+            for worker in self._ready(busy, messages, common):
                 client = worker.clients[0]
                 answer = self._answer(worker, messages[0])
                 if isinstance(answer, FedshiftError):
@@ -155,6 +166,16 @@ class Pool:
         for message in messages:  # the first in their order, as ``inprocess`` would
             if message.client in failed:
                 raise failed[message.client]
+
+    def _ready(
+        self, busy: Sequence[WorkerProcess], messages: Sequence[Broadcast], common: Locations
+    ) -> list[WorkerProcess]:
+        """Workers that have replied; if none does for a while, those that are stuck start anew."""
+        ready = wait([worker.connection for worker in busy], PATIENCE)
+        for worker in busy if not ready else ():
+            if self._is_stuck(worker):
+                self._restart(worker, messages, common)
+        return [worker for worker in busy if worker.connection in ready]
 
     def _answer(self, worker: WorkerProcess, task: Broadcast) -> Update | Lost | FedshiftError:
         """A worker's next reply; a failed visit is a loss under a lenient policy, else an error."""
@@ -199,6 +220,7 @@ class Pool:
         own = {id(t): t for tree in rest for t in tree.values() if id(t) not in common.of}
         worker.clients.append(message.client)
         worker.sent += 1
+        worker.since = time.monotonic()
         with _alive(worker):
             worker.pipe.send(slot, message, common.with_(worker.writers[slot].write(own)))
 
@@ -209,7 +231,45 @@ class Pool:
             raise answer
         if worker.clients:
             worker.clients.popleft()
+        worker.since, worker.stopped = time.monotonic(), False
         return answer
+
+    def _is_stuck(self, worker: WorkerProcess) -> bool:
+        """Whether a worker is stopped (SIGSTOP) for the second time we look, or past the timeout.
+
+        The policy's timeout holds for one visit here. Without one, a visit may take any time.
+        """
+        before, worker.stopped = worker.stopped, is_stopped(worker.process.pid)
+        late = self._timeout is not None and time.monotonic() - worker.since > self._timeout
+        return late or (before and worker.stopped)
+
+    def _restart(
+        self, worker: WorkerProcess, messages: Sequence[Broadcast], common: Locations
+    ) -> None:
+        """End a stuck worker and let a new process repeat the visits that it held.
+
+        A repeated visit starts from the client's state of the round before (``core.state``), so it
+        gives the same bits. After ``RESTARTS`` of them the run ends with an error.
+        """
+        held = [next(m for m in messages if m.client == client) for client in worker.clients]
+        worker.process.kill()
+        worker.process.join(5)
+        worker.connection.close()
+        if worker.restarts == RESTARTS:
+            raise RunError(
+                f"the worker of client {worker.clients[0]} was stuck {RESTARTS + 1} times; look at "
+                "what holds it, and resume the run",
+                "resume",
+            )
+        log.warning("the worker of client %s is stuck; it is started anew", worker.clients[0])
+        worker.process, worker.connection = self._spawn(worker.needs_script)
+        worker.pipe = TensorPipe(worker.connection, self._reader)
+        worker.clients.clear()
+        worker.restarts, worker.stopped = worker.restarts + 1, False
+        self._receive(worker)
+        waiting = deque(held)
+        while waiting:
+            self._send(worker, waiting, common)
 
     def close(self) -> None:
         """End the workers by closing their connections, then release all memory."""
@@ -223,6 +283,15 @@ class Pool:
         self._common.close()
         self._data.close()
         self._folder.cleanup()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; on Linux only, elsewhere nobody can tell."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 @contextmanager
@@ -249,54 +318,6 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedshift.transports.preload"])
     return context
-
-
-@dataclass
-class Locations:
-    """Locations of tensors, and of whole trees, by the ``id`` of the tensor or tree."""
-
-    of: dict[int, TensorLocation]
-    trees: dict[int, dict[str, TensorLocation]] = field(default_factory=dict)
-
-    def layout(self, tree: Tree) -> dict[str, TensorLocation]:
-        """The location of each entry of a tree."""
-        known = self.trees.get(id(tree))
-        return {k: self.of[id(t)] for k, t in tree.items()} if known is None else known
-
-    def with_(self, more: dict[int, TensorLocation]) -> Locations:
-        """These locations and ``more``; the cached trees are shared, not copied."""
-        return Locations(self.of | more, self.trees) if more else self
-
-
-class TensorPipe:
-    """Messages over a connection; their tensors lie in shared memory.
-
-    A slot is the sender's block that a message uses. Both sides remember what was sent last for
-    each slot: locations that have not changed are left out, and the receiver reuses its views. So
-    every message must be received, in order.
-    """
-
-    def __init__(self, connection: Connection, reader: Reader) -> None:
-        self.connection, self.reader = connection, reader
-        self._sent_locations: dict[int, SectionLocations] = {}  # sent last, by slot
-        self._views: dict[int, list[Tree]] = {}  # received last, by slot
-
-    def send(self, slot: int, message: Message, locations: Locations) -> None:
-        """Send a message's scalars, and its tensors' locations if they have changed."""
-        layout = [locations.layout(tree) for tree in message.sections()]
-        changed = None if self._sent_locations.get(slot) == layout else layout
-        self._sent_locations[slot] = layout
-        self.connection.send((message.scalars(), slot, changed))
-
-    def receive(self) -> Any:
-        """Scalars and sections of a message, or whatever else was sent: ``ready`` or an error."""
-        received = self.connection.recv()
-        if not isinstance(received, tuple):
-            return received
-        scalars, slot, changed = received
-        if changed is not None:
-            self._views[slot] = [self.reader.read_tree(part) for part in changed]
-        return scalars, dict(zip(Message.SECTIONS, map(dict, self._views[slot]), strict=True))
 
 
 def serve(connection: Connection, start: Start) -> None:

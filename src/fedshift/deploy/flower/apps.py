@@ -27,6 +27,7 @@ from fedshift.deploy.policy import Guard, read_policy
 from fedshift.deploy.runs import Request
 from fedshift.deploy.session import COMPUTE, play_request
 from fedshift.deploy.sites import facts_of, own_federation
+from fedshift.engine.attacks import refuse_attack
 from fedshift.engine.build import allowed_data, build_net
 from fedshift.engine.preflight import check_data
 from fedshift.engine.visit import Worker
@@ -106,6 +107,7 @@ def open_worker(run: RunConfig, node: NodeConfig) -> Worker:
 
 
 def _worker(run: RunConfig, own: Federation, store: DiskStore) -> Worker:
+    refuse_attack(run.scenario)
     method = run.build()
     return SiteWorker(
         method,

@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 import torch
 
 from fedshift.base.errors import RunError
-from fedshift.base.tree import Tree
+from fedshift.base.tree import MALFORMED, Tree
 from fedshift.core.message import Message
 
+LARGEST = 2**63 - 1  # that a count may be
 ALIGNED = 16  # bytes: the widest number of torch, complex128
 TensorLayout = list[tuple[str, str, list[int]]]  # name, dtype, shape
 M = TypeVar("M", bound=Message)
@@ -67,17 +68,57 @@ def to_envelope(messages: Sequence[Message], packed: dict[int, bytes]) -> Envelo
 
 
 def from_envelope(envelope: Envelope, kind: type[M]) -> list[M]:
-    """Inverse of :func:`to_envelope`; every tree gets memory of its own."""
+    """Inverse of :func:`to_envelope`, in memory of its own.
 
-    def sections(blocks_of: Mapping[str, int]) -> dict[str, Any]:
-        return {s: unpack(envelope.blocks[str(i)], layouts[i]) for s, i in blocks_of.items()}
+    A block is unpacked once, and messages that name it hold the very same tree: an envelope takes
+    no more memory than its blocks and its text have, however often it repeats them.
+    """
+    unpacked: dict[int, Tree] = {}
+
+    def tree_of(block: int) -> Tree:
+        if block not in unpacked:
+            unpacked[block] = unpack(envelope.blocks[str(block)], layouts[block])
+        return unpacked[block]
+
+    def message(row: Mapping[str, Any]) -> M:
+        sections: dict[str, Any] = {s: tree_of(i) for s, i in row["sections"].items()}
+        return require_scalars(kind(**row["scalars"], **sections))
 
     try:
         content = json.loads(envelope.text)
         layouts: list[TensorLayout] = content["layouts"]
-        return [kind(**row["scalars"], **sections(row["sections"])) for row in content["messages"]]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise RunError(f"not an envelope of fedshift, or a damaged one ({error!r})") from error
+        return [message(row) for row in content["messages"]]
+    except (*MALFORMED, IndexError) as error:
+        raise RunError(f"not an envelope of fedshift, or a damaged one ({short(error)})") from error
+
+
+def require_scalars(message: M) -> M:
+    """Raise unless the fields that are not tensors have their types, and counts their size.
+
+    Whether a count is the right one is for ``engine.replies`` to say; here it is made sure that it
+    can be asked. JSON has numbers of any size, and Python fails on them in many places.
+    """
+    found = message.scalars()
+    wrong = [name for name in ("client", "task") if not isinstance(found[name], str)] + [
+        name
+        for name in ("round", "examples", "steps")
+        if name in found and not (type(found[name]) is int and abs(found[name]) <= LARGEST)
+    ]
+    wrong += [
+        f"{name}.{key}"
+        for name, kinds in (("facts", (bool, int, float, str)), ("metrics", (int, float)))
+        for key, value in found.get(name, {}).items()
+        if type(value) not in kinds or (type(value) is int and abs(value) > LARGEST)
+    ]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is not what it should be")
+    return message
+
+
+def short(error: Exception) -> str:
+    """An error's class and the beginning of its text, which may quote what was sent."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 200 else text[:200] + '...'}"
 
 
 def layout(entries: Tree) -> TensorLayout:

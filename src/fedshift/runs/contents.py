@@ -1,0 +1,135 @@
+"""What the JSON of a run directory must look like to be read: fields, types and ranges.
+
+``runs.record`` checks what it reads with :func:`checked`, so that a file that was cut, edited or
+mixed up is one line that names it, and not an error in whatever uses the number later. Only fields
+that are read are named; others may be there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedshift.base.errors import RunError
+
+Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+Number = Annotated[float, Field(strict=True)]  # NaN and infinities included: a deviation of one
+Bytes = dict[Literal["up", "down"], Count]
+
+
+class Held(BaseModel):
+    """Base of the contents: strict about what is named, silent about what is not."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Scores(Held):
+    """The numbers of a protocol on one split (``evaluate.metrics.Metrics``)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    avg: Number
+    std: Number
+    all: Number
+    worst: Number
+    loss: Number
+    domains: dict[str, Number]
+    clients: dict[str, Number]
+
+
+class Splits(Held):
+    """Scores on validation and test samples."""
+
+    val: Scores
+    test: Scores
+
+
+class MetricsRow(Held):
+    """A line of ``metrics.jsonl``: one round."""
+
+    round: Count
+    losses: dict[str, Number] = Field(default_factory=dict)
+    seconds: Number = 0.0
+    scores: dict[str, Splits] = Field(default_factory=dict)
+    unscored: list[str] = Field(default_factory=list)
+
+
+class LedgerRow(Held):
+    """A line of ``ledger.jsonl``: one message, one loss or one privacy promise."""
+
+    round: Count
+    task: str
+    client: str
+    direction: Literal["up", "down", "lost", "none"]
+    bytes: Count
+    kinds: dict[str, Count]
+    reason: str = ""
+
+
+class Enrolled(Held):
+    """One client of ``roster.json``."""
+
+    examples: Annotated[int, Field(ge=1, le=2**53, strict=True)]
+    facts: dict[str, bool | int | float | str]
+
+
+class Chosen(Held):
+    """A reported round of ``summary.json``."""
+
+    rule: str
+    round: Count
+    metrics: Scores
+
+
+class Choices(Held):
+    """The selected, the last and the oracle round of a protocol."""
+
+    selected: Chosen
+    last: Chosen
+    oracle: Chosen
+
+
+class Traffic(Held):
+    """Bytes by direction, of training and of everything."""
+
+    train: Bytes
+    total: Bytes
+
+
+class Summary(Held):
+    """``summary.json``."""
+
+    rounds: Count
+    clients: Count
+    confounders: dict[str, str]
+    protocols: dict[str, Choices]
+    shares: dict[str, str] = Field(default_factory=dict)
+    bytes: Traffic
+    seconds: Number = 0.0
+
+
+METRICS: TypeAdapter[Any] = TypeAdapter(list[MetricsRow])
+LEDGER: TypeAdapter[Any] = TypeAdapter(list[LedgerRow])
+ROSTER: TypeAdapter[Any] = TypeAdapter(dict[str, Enrolled])
+SUMMARY: TypeAdapter[Any] = TypeAdapter(Summary)
+
+
+def checked(value: Any, kind: TypeAdapter[Any], path: Path) -> Any:
+    """``value`` as it is, if it is of this kind; else one line with the first thing amiss."""
+    try:
+        kind.validate_python(value)
+    except (ValidationError, RecursionError) as error:
+        raise RunError(
+            f"{path} is damaged: {_first(error)}; restore it, or delete the run and repeat it"
+        ) from None
+    return value
+
+
+def _first(error: ValidationError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    item = error.errors(include_url=False)[0]
+    where = ".".join(map(str, item["loc"])) or "it"
+    found = repr(item["input"])
+    return f"{where} is {found if len(found) < 60 else found[:60] + '...'}, {item['msg']}"

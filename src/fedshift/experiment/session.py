@@ -8,7 +8,7 @@ advances them round by round. A session must never decide what a round computes,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -202,19 +202,29 @@ def prepare(
     if any(channel.gives_privacy for channel in method.channels):
         record.spending = Spending(path)
     transport = open_transport(options.transport, plan)
+    restore_or_enrol(server, transport, record, known.sites if federation is None else None)
+    split = describe_split(scenario) if federation is None else ""
+    return Session(server, transport, known, record, options.listener, split)
+
+
+def restore_or_enrol(
+    server: Server, transport: Transport, record: Record, known: Collection[str] | None
+) -> None:
+    """Load the last checkpoint into ``server``, or enrol its sites; a failure closes the transport.
+
+    ``known`` are the clients that a simulated run has; a roster with others is damaged.
+    """
     try:
         if not record.restore(server):
-            enrol(server, transport, known.sites, record)
-        elif federation is None and (odd := sorted(server.roster.keys() - known.sites.keys())):
+            enrol(server, transport, server.sites, record)
+        elif known is not None and (odd := sorted(server.roster.keys() - set(known))):
             raise RunError(
-                f"the roster in {path} names client {odd[0]!r}, which this run does not have; "
-                "restore it, or delete the run and repeat it"
+                f"the roster in {record.path} names client {odd[0]!r}, which this run does not "
+                "have; restore it, or delete the run and repeat it"
             )
     except BaseException:
         transport.close()  # or its processes and temporary files would stay
         raise
-    split = describe_split(scenario) if federation is None else ""
-    return Session(server, transport, known, record, options.listener, split)
 
 
 def open_transport(which: str | Callable[[Plan], Transport], plan: Plan) -> Transport:

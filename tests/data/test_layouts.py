@@ -195,6 +195,20 @@ def test_wilds_camelyon17_by_centre(tmp_path):
     assert "WILDS Camelyon17" in read_report(store_of(CARD, Variant()))["notes"][0]
 
 
+def test_a_line_that_was_cut_short_is_left_out_and_named(tmp_path):
+    root = camelyon(tmp_path / "camelyon17_v1.0")
+    with (root / "metadata.csv").open("a") as file:
+        file.write("8,004\n")
+    held(root)
+    (line,) = read_report(store_of(CARD, Variant()))["left_out"]
+    assert "metadata.csv:10: the label is empty; fill it in" in line
+    rows = [{"reviewerID": "ann", "overall": str(i), "reviewText": "x"} for i in (1, 2)]
+    rows.append({"reviewerID": "ann", "overall": "", "reviewText": "x"})
+    held(table(tmp_path / "amazon" / "reviews.csv", rows).parent)
+    (line,) = read_report(store_of(CARD, Variant()))["left_out"]
+    assert "reviews.csv:4: has no text or no label" in line
+
+
 def test_a_benchmark_has_a_card_and_is_found_under_the_sources(tmp_path, monkeypatch):
     camelyon(tmp_path / "sources" / "camelyon17_v1.0")
     monkeypatch.setenv("FEDSHIFT_SOURCES", str(tmp_path / "sources"))

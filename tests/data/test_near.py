@@ -89,6 +89,16 @@ def test_pairs_are_those_of_comparing_all_with_all():
     assert skipped == 0
 
 
+@pytest.mark.parametrize("intact", range(7))
+def test_six_flipped_bits_leave_one_of_seven_pieces_intact(intact):
+    flips = [bit for piece, bit in enumerate((4, 13, 22, 31, 40, 49, 58)) if piece != intact]
+    one = 0x0123456789ABCDEF
+    other = one
+    for bit in flips:
+        other ^= 1 << bit
+    assert near_pairs(np.array([one, other], dtype=np.uint64))[0].tolist() == [[0, 1]]
+
+
 def test_crowds_of_equal_hashes_are_told_not_compared(monkeypatch):
     monkeypatch.setattr(near, "CROWD", 5)
     found, skipped = near_pairs(np.zeros(8, dtype=np.uint64))

@@ -81,7 +81,7 @@ def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, mon
     first = sites.open_folder(paths, read_site(paths.root))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "fedshift.data.sources.images.decode", lambda *_: pytest.fail("decoded again")
+            "fedshift.data.sources.images.decode_items", lambda *_: pytest.fail("decoded again")
         )
         again = sites.open_folder(paths, read_site(paths.root))
     assert again.x.equal(first.x)

@@ -140,6 +140,7 @@ def _comments(table: Path) -> Iterator[Text]:
         most = max(IDENTITIES, key=lambda name: scores[name])
         site = most if scores[most] >= 0.5 else "none"
         label = "toxic" if _number(row["toxicity"]) >= 0.5 else "civil"
+        label = label if row["toxicity"] else ""
         yield Text(site, label, SPLITS.get(row["split"], -1), row["comment_text"], where)
 
 
@@ -163,7 +164,7 @@ def _reviews(folder: Path, table: Path) -> Iterator[Text]:
         site, split = inside_or_held_out(row["reviewerID"], AMAZON.get(mark, mark))
         if mark == "-1":  # not part of the benchmark
             continue
-        stars = f"{_number(row['overall']):g}"
+        stars = f"{_number(row['overall']):g}" if row["overall"] else ""
         yield Text(site, stars, -1 if split is None else split, row["reviewText"], where)
 
 

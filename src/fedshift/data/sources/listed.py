@@ -36,8 +36,8 @@ def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
             header = [name.strip() for name in next(lines, [])]
             for n, cells in enumerate(lines, start=2):
                 if cells:
-                    values = (cell.strip() for cell in cells)
-                    yield f"{path}:{n}", dict(zip(header, values, strict=False))
+                    cut = zip(header, (cell.strip() for cell in cells), strict=False)
+                    yield f"{path}:{n}", dict.fromkeys(header, "") | dict(cut)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}); save it as UTF-8 csv") from None
 

@@ -224,7 +224,8 @@ def releases(rounds: Sequence[RoundSpent]) -> Counter[Sampling]:
 
     A cohort amplifies privacy only where nobody but the server can know who was in it: it was drawn
     from a secret, all its sites replied (a missing one would tell something of the others), and
-    the round was not repeated, which would show the same cohort twice.
+    the round was not repeated, which would show the same cohort twice. That is the view of somebody
+    who sees models only; docs/privacy.md says what sites know beyond that.
     """
     out: Counter[Sampling] = Counter()
     for one in rounds:

@@ -19,6 +19,8 @@ from fedshift.base.termination import Termination
 from fedshift.cli.commands import app
 from fedshift.cli.options import flag
 
+INTERRUPTED = 130
+
 
 def main(args: list[str] | None = None) -> None:
     """Run ``fedshift``; exits with 0, 1 (some runs failed), 2 (one line says why), 130 or 143."""
@@ -29,6 +31,8 @@ def main(args: list[str] | None = None) -> None:
     termination.install()
     try:
         code = app(args=args, standalone_mode=False)
+        if code == INTERRUPTED:  # how typer tells it
+            raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as error:
         code = _show(error.format_message())
     except click.ClickException as error:
@@ -37,7 +41,7 @@ def main(args: list[str] | None = None) -> None:
         flags = ", ".join(map(flag, error.options))
         code = _fail(f"{error} ({flags})" if flags else str(error), 2)
     except (KeyboardInterrupt, click.Abort):
-        what, code = ("terminated", 143) if termination.asked else ("interrupted", 130)
+        what, code = ("terminated", 143) if termination.asked else ("interrupted", INTERRUPTED)
         _fail(f"{what}; the same command with --resume continues after the last round", code)
     except BrokenPipeError:
         code = 0

@@ -91,6 +91,6 @@ def test_the_time_left_follows_from_the_rounds_of_this_process(monkeypatch, capl
     assert clock.left(5, 10) == "about 2 min left"  # 60 s for two
     monkeypatch.undo()
     with caplog.at_level(logging.INFO, logger="fedshift"):
-        run("fedavg", "tiny", listener=listener.LogListener())
+        run("fedavg", tiny_scenario(rounds=5), listener=listener.LogListener())
     lines = [r.message for r in caplog.records if "round" in r.message and "of 5" in r.message]
     assert [" left" in line for line in lines] == [True] * 4 + [False]

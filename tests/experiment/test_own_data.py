@@ -297,8 +297,8 @@ def test_another_kind_drops_the_values_of_the_old_one_and_keeps_those_typed():
     assert not hasattr(made.partition, "samples_per_client")
     kept = scenario_from("digits", None, None, {"partition.kind": "per-domain"})
     assert kept.partition.samples_per_client == 40
-    with pytest.raises(FedshiftError, match="no option of partition 'dirichlet' is called 'alhpa'"):
-        scenario_from("digits", None, None, {"partition.kind": "dirichlet", "partition.alhpa": 1})
+    with pytest.raises(FedshiftError, match="no option of partition 'dirichlet' is called 'apha'"):
+        scenario_from("digits", None, None, {"partition.kind": "dirichlet", "partition.apha": 1})
     with pytest.raises(FedshiftError, match=r"no kind of scenario.split .* did you mean given"):
         scenario_from("digits", None, None, {"split.kind": "givn"})
 

@@ -143,7 +143,7 @@ def test_the_command_line_plays_a_file_and_its_options_win(tmp_path, capsys):
         ("method = ", "is not TOML"),
         ('methods = "fedavg"', "methods"),
         ("seed = 1", "method"),
-        ('method = "fedavg"\nscenario = "nowhere"', "no scenario is called 'nowhere'"),
+        ('method = "fedavg"\nscenario = "nowhere"', "no scenario or dataset is called 'nowhere'"),
         ('method = "fedavg"\n[scenario]\nname = "digits"\nround = 3', "did you mean rounds"),
         ('method = "fedavg"\n[scenario]\nname = "x"\ndata = "digits"', "domains"),
         ('method = "fedavg"\n[compute]\ndevices = "cpu"', "devices"),

@@ -31,6 +31,8 @@ from fedshift.core.message import Broadcast, Lost, Message, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Scope
 from fedshift.core.part import Part
+from fedshift.core.registry import build
+from fedshift.core.resource import resource
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Transport
 from fedshift.data.dealing.partitions import PerDomain
@@ -83,6 +85,18 @@ def tiny_scenario(**changes: Any) -> Scenario:
     return base.change(**changes)
 
 
+def granting(method: str | Method, **changes: Any) -> Scenario:
+    """The tiny scenario with whatever extra data the method declares that it needs."""
+    whole = method if isinstance(method, Method) else build(method)
+    needs = {need for part in whole.declared for need in part.needs}
+    given: dict[str, Any] = {"labelled": 0.5} if "client_unlabelled" in needs else {}
+    given |= {"public": "tiny"} if needs & {"public_set", "public_labels"} else {}
+    base = tiny_scenario()
+    extra = [need for need in sorted(needs) if not resource(need).granted(base)]
+    given |= {"allow": (*base.allow, *extra)} if extra else {}
+    return tiny_scenario(**(given | changes))
+
+
 class RecordingTransport(InProcess):
     """In-process transport that records every message, and can visit the sites backwards."""
 
@@ -104,7 +118,7 @@ def start(
     method: str | Method, *, path: Path | None = None, seed: int = 0, **changes: Any
 ) -> Session:
     """A tiny run before round 1, or resumed from its last checkpoint in ``path``."""
-    config, whole = configure(method, tiny_scenario(**changes), seed=seed)
+    config, whole = configure(method, granting(method, **changes), seed=seed)
     session = prepare(config, whole, path)
     assert isinstance(session.transport, InProcess)
     session.transport = RecordingTransport(session.transport.worker)
@@ -172,7 +186,7 @@ def finite_and_moving(method: str | Method) -> None:
 
 def in_process_equals_bytes(method: str | Method) -> None:
     """Messages as Python objects and messages through bytes give the same run."""
-    config, whole = configure(method, tiny_scenario())
+    config, whole = configure(method, granting(method))
     here = play(start(method))
     there = play(prepare(config, whole, None, Options(transport="wire")))
     require_same(here, there, "in process and through bytes")
@@ -180,7 +194,7 @@ def in_process_equals_bytes(method: str | Method) -> None:
 
 def in_process_equals_pool(method: str | Method) -> None:
     """One process and a pool of two give the same run."""
-    config, whole = configure(method, tiny_scenario())
+    config, whole = configure(method, granting(method))
     here = play(start(method))
     there = prepare(config, whole, None, Options(transport="pool", workers=2))
     try:
@@ -195,7 +209,7 @@ def in_process_equals_flower(method: str | Method) -> None:
         raise SkipTest('Flower is not installed; pip install "fedshift[flower]"')
     from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
 
-    config, whole = configure(method, tiny_scenario())
+    config, whole = configure(method, granting(method))
     sites: list[Worker] = []
     there: list[Session] = []
 
@@ -267,7 +281,7 @@ class IntrusivePart(Part):
     def probe(self, client: Client) -> Tree:
         """Forward in train mode, draw random numbers, zero the weights; all must be undone."""
         client.net.train()
-        x, _ = client.site.data.train.take(torch.arange(4))
+        x, _ = client.site.data.train.take(torch.arange(min(4, client.examples)))
         client.net(x)
         torch.rand(3)
         client.generator("batches").seed()
@@ -285,7 +299,7 @@ class IntrusivePart(Part):
 
 def looking_leaves_no_trace(method: str | Method) -> None:
     """Probes and frozen references change no bit of the run."""
-    _, whole = configure(method, tiny_scenario())
+    _, whole = configure(method, granting(method))
     require_same(
         play(start(whole)), play(start(whole.plus(IntrusivePart()))), "without and with a probe"
     )

@@ -12,7 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from fedshift import testing
-from fedshift.base.errors import ClashError, ConfigError, NotAllowedError
+from fedshift.base.errors import ClashError, ConfigError, DataError, NotAllowedError
 from fedshift.core.config import configure
 from fedshift.core.method import Method
 from fedshift.core.net import Scope, batch_norm_keys, head_keys
@@ -22,6 +22,7 @@ from fedshift.core.registry import build
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.preflight import check_needs
+from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, start, tiny_scenario, worker
 
@@ -346,6 +347,25 @@ def test_a_public_set_keeps_its_labels_only_where_they_are_allowed():
     assert set(hidden.server.resources["public_set"].labels.tolist()) == {-1}
     for side in (told.server.resources, worker(told).resources):
         assert set(side["public_set"].labels.tolist()) == {0, 1, 2, 3}
+
+
+def test_a_public_set_with_other_classes_is_refused():
+    @register_dataset("five classes")
+    def five():
+        x, y = torch.zeros(5, 8, 8, 3, dtype=torch.uint8), torch.arange(5)
+        return {"d": Domain("d", x, y, torch.zeros(5, dtype=torch.uint8), tuple("abcde"))}
+
+    allow = ("client_val", "public_set", "public_labels")
+    with pytest.raises(DataError, match=r"public set 'five classes' has label 4; labels go from 0"):
+        start("fedavg", public="five classes", allow=allow)
+
+
+def test_a_data_set_of_numbers_makes_a_scenario_of_numbers():
+    found = find_scenario("made regression")
+    y = made("regression")["north"].y[:80].double().numpy()
+    assert found.objective == "regression"
+    assert found.target == pytest.approx((y.mean(), y.std()), rel=0.05)  # rounded to two digits
+    assert find_scenario("made multi-label").objective == "multi-label"
 
 
 # registries

@@ -341,8 +341,10 @@ def test_latex_escapes_what_latex_would_read():
 
 def test_csv_parses_back_to_every_number(trained):
     lines = list(csv.DictReader(io.StringIO(formats.csv(trained))))
-    # fedavg: 2 x 2 + 2 x 1 domains and 4 measures each under 4 protocols; fedbn: personal alone
-    assert len(lines) == 2 * 3 * ((2 + 2 + 1 + 1 + 4 * 4) + (2 + 4))
+    # fedavg: 2 x 2 + 2 x 1 domains and 4 numbers each under 4 protocols; fedbn: personal alone;
+    # and 5 further measures of each domain and of all
+    further = [5 * (domains + 1) for domains in (2, 2, 1, 1)]
+    assert len(lines) == 2 * 3 * ((2 + 2 + 1 + 1 + 4 * 4) + sum(further) + (2 + 4) + 5 * 3)
     for result in trained.results:
         mine = [x for x in lines if x["run"] == result.config.name and x["choice"] == "last"]
         own = [x for x in mine if x["protocol"] == "personal"]

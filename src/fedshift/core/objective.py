@@ -42,7 +42,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, out: Tensor, y: Tensor, *, reduction: str = "mean") -> Tensor:
-        """The task loss of outputs (B, K) and targets, as mean or as sum over the batch."""
+        """The task loss of outputs (B, K) and targets: mean or sum over the batch, or none (B,)."""
 
     @abstractmethod
     def measured(self, out: Tensor, y: Tensor) -> dict[str, float | None]:
@@ -132,6 +132,8 @@ class MultiLabel(Objective):
     def loss(self, out: Tensor, y: Tensor, *, reduction: str = "mean") -> Tensor:
         """Binary cross-entropy, the mean over labels."""
         each = F.binary_cross_entropy_with_logits(out, y.to(out.dtype), reduction="none").mean(1)
+        if reduction == "none":
+            return each
         return each.sum() if reduction == "sum" else each.mean()
 
     def measured(self, out: Tensor, y: Tensor) -> dict[str, float | None]:
@@ -183,8 +185,11 @@ class Regression(Objective):
 
     def loss(self, out: Tensor, y: Tensor, *, reduction: str = "mean") -> Tensor:
         """Squared error."""
-        wanted = (y - self.shift) / self.scale
-        return F.mse_loss(out.squeeze(1), wanted.to(out.dtype), reduction=reduction)
+        return F.mse_loss(out.squeeze(1), self.in_net_units(y).to(out.dtype), reduction=reduction)
+
+    def in_net_units(self, y: Tensor) -> Tensor:
+        """What the net has to predict for targets ``y``."""
+        return (y - self.shift) / self.scale
 
     def measured(self, out: Tensor, y: Tensor) -> dict[str, float | None]:
         """R2, mean absolute and root mean square error."""

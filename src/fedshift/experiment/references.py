@@ -50,7 +50,7 @@ def references(
 ) -> list[RunResult]:
     """The reference rows of one scenario and seed; those that are on disk are read."""
     found = [_pooled(scenario, seed, out, watch, workers)]
-    if getattr(scenario, "objective", "classification") != "classification":
+    if scenario.objective != "classification":
         return found  # the others predict classes
     federation = federate(scenario, seed)
     kinds: dict[str, Callable[[Array, Array, int, int], Probabilities]] = {

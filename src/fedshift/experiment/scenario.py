@@ -7,9 +7,10 @@ unknown name or option must be an error, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+import torch
 from pydantic import BaseModel, ValidationError
 
 from fedshift.base.errors import ConfigError, UnknownNameError
@@ -20,6 +21,7 @@ from fedshift.core.scenario import Scenario, one_line
 from fedshift.data.dealing.partitions import Partition
 from fedshift.data.dealing.splits import Split
 from fedshift.data.library.loaded import datasets, load
+from fedshift.data.samples import Domain
 
 NESTED = ("partition", "split", "unseen_split")  # options that have options of their own
 KINDS: dict[str, dict[str, type[BaseModel]]] = {  # the rules that each of them chooses from
@@ -55,12 +57,14 @@ def named_scenario(name: str, scale: str | None) -> Scenario:
     known = SCENARIOS.entries()
     if name not in known and name in datasets():
         stores = load(name)
-        images = next(iter(stores.values())).x.dim() == 4
+        first = next(iter(stores.values()))
         return Scenario(
             name=name,
             data=name,
             domains=tuple(stores),
-            backbone="cnn" if images else "mlp",
+            objective=first.objective,
+            target=usual_range(stores) if first.objective == "regression" else (0.0, 1.0),
+            backbone="cnn" if first.x.dim() == 4 else "mlp",
         )
     if name not in known:
         raise UnknownNameError.of("scenario or dataset", name, {*known, *datasets()})
@@ -68,6 +72,16 @@ def named_scenario(name: str, scale: str | None) -> Scenario:
     if scale and "scale" not in entry.options:
         raise ConfigError(f"scenario {name!r} comes in one scale; leave out scale={scale!r}")
     return entry.build(**({"scale": scale} if scale else {}))
+
+
+def usual_range(stores: Mapping[str, Domain]) -> tuple[float, float]:
+    """Mean and deviation of the numbers to predict, of two digits: the net learns (y - m) / s.
+
+    Like every value of a scenario it is written into the run's configuration, and can be set.
+    """
+    rows = torch.cat([d.y[d.rows(0)] for d in stores.values()]).double()
+    shift, scale = (float(f"{float(v):.2g}") for v in (rows.mean(), rows.std(correction=0)))
+    return shift, scale or 1.0
 
 
 def split_settings(

@@ -28,7 +28,11 @@ class PublicSet(Resource):
         """The same samples on both sides."""
         assert scenario.public is not None
         found = public_samples(scenario.public, scenario, federation.shape)
-        return found if "public_labels" in scenario.allow else found.unlabelled()
+        if "public_labels" not in scenario.allow:
+            return found.unlabelled()
+        if problem := scenario.task.wrong_targets(found.labels, len(federation.classes)):
+            raise DataError(f"public set {scenario.public!r} has {problem}; take one that fits")
+        return found
 
 
 @register_resource("public_labels")

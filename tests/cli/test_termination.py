@@ -48,7 +48,7 @@ def test_sigterm_leaves_no_temporary_folder(tmp_path):
 
 def test_control_characters_are_shown_as_codes():
     assert printable(RED) == "\\x1b[31mred\\x1b[0m"
-    assert printable("caf\xe9 \u4e2d\ttab") == "caf\xe9 \u4e2d\ttab"
+    assert printable("na\xefve \u4e2d\ttab") == "na\xefve \u4e2d\ttab"
     assert printable("\x9b2J\u202e") == "\\x9b2J\\u202e"
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from fedshift.base.errors import ConfigError
+from fedshift.cli.main import main
 from fedshift.core.config import configure
 from fedshift.core.message import Update
+from fedshift.core.registry import build
 from fedshift.engine import attacks
 from fedshift.engine.attacks import hostile_sites, little_z, refuse_attack, with_trigger
 from fedshift.experiment.session import Options, prepare
@@ -173,3 +175,14 @@ def test_a_site_of_a_deployment_does_not_attack_because_a_server_says_so():
     config, _ = configure("fedavg", tiny_scenario(attack="sign-flip", attackers=0.25))
     with pytest.raises(ConfigError, match="for simulation"):
         apps._worker(config, None, None)
+
+
+def test_the_commands_of_the_page_on_hostile_sites(tmp_path, capsys):
+    words = "run --method median --set scenario.attack=sign-flip --set scenario.attackers=0.2"
+    small = "--rounds 1 --set scenario.steps=1 --transport inprocess --set backbone.width=2"
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), *small.split(), "--out", str(tmp_path / "run")])
+    assert ended.value.code == 0, capsys.readouterr().err
+    assert "attack: sign-flip by 0.2 of the sites" in " ".join(capsys.readouterr().out.split())
+    assert build("fedbn + trimmed-mean").aggregate.name == "trimmed-mean"
+    assert build("krum[attackers=0.25]").aggregate.attackers == 0.25

@@ -28,11 +28,23 @@ class Domain:
 
     name: str
     x: Tensor  # (N, H, W, C) uint8 images, or (N, D) float vectors
-    y: Tensor  # (N,) int64
+    y: Tensor  # (N,) int64 classes, (N, K) float labels of 0 and 1, or (N,) float numbers
     split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # one name per output of a net: classes, labels, or the number's
     drawn: bool | None = False  # the source marks no test rows, so they were drawn; None: unknown
     checksum: str = ""  # of the arrays as stored; empty: not known yet
+
+    @property
+    def objective(self) -> str:
+        """The kind of target: classification, multi-label or regression."""
+        if not self.y.is_floating_point():
+            return "classification"
+        return "multi-label" if self.y.dim() == 2 else "regression"
+
+    @property
+    def strata(self) -> Tensor:
+        """Class of each row (N,), which splits keep in proportion; all 0 where there is none."""
+        return self.y if self.objective == "classification" else torch.zeros(len(self.y)).long()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +63,7 @@ class Samples:
     """Some rows of a stored array with their labels."""
 
     x: Tensor  # the store, (N, H, W, C) uint8 or (N, D) float
-    y: Tensor  # (N,) int64
+    y: Tensor  # as in Domain
     rows: Tensor  # (n,) int64
     pixels: Pixels = "centred"  # how images become inputs
 
@@ -60,7 +72,7 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """Labels (n,)."""
+        """Targets of the rows, (n,) or (n, K)."""
         return self.y[self.rows]
 
     def take(

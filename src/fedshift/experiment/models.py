@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedshift.base import tree
+from fedshift.base import seeds, tree
 from fedshift.base.errors import RunError, UnknownNameError
 from fedshift.base.files import read_json
 from fedshift.base.tensor_files import read_tensors
@@ -24,6 +25,7 @@ from fedshift.core.client import Client
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, by_scope, load
+from fedshift.core.part import Scoring
 from fedshift.core.scenario import Protocol
 from fedshift.core.state import State
 from fedshift.data.federation import Federation, Site, Splits
@@ -44,6 +46,7 @@ class Model:
     """
 
     net: Net
+    config: RunConfig
     method: Method
     round: int  # whose model it is
     classes: tuple[str, ...]
@@ -53,8 +56,10 @@ class Model:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
+        names = ("scoring",) if self.site is None else (self.site, "scoring")
+        draw = partial(seeds.generator, self.config.seed, self.round, *names)
         with torch.no_grad():
-            return self.method.predict(self.net, x, self.client)
+            return self.method.predict(self.net, Scoring(self.client, {}, draw), x)
 
     def predict(self, x: Tensor) -> list[str]:
         """The name of the likeliest class for each input."""
@@ -112,6 +117,11 @@ class Kept:
         """Find the selected round of a run and build its net, with initial entries."""
         config = read_config(path)
         whole = method or config.build()
+        if fed := whole.overriding("send_scoring"):
+            raise RunError(
+                f"{fed[0].name} predicts with what the server sends at each scoring, which a run "
+                "does not keep; its model cannot be loaded"
+            )
         round_ = _selected(path, config, protocol or ("global" if site is None else "personal"))
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():
@@ -202,7 +212,9 @@ class Kept:
         return _read_state(folder / f"{site}.safetensors")
 
     def _model(self, site: str | None, client: Client | None) -> Model:
-        return Model(self.net, self.method, self.round, self.classes, site, self.sites, client)
+        return Model(
+            self.net, self.config, self.method, self.round, self.classes, site, self.sites, client
+        )
 
 
 def _selected(path: Path, config: RunConfig, protocol: str) -> int:

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedshift.base.files import write_bytes, write_json
 from fedshift.core.config import RunConfig
+from fedshift.core.objective import Objective, score
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.partitions import Even, Pooled
 from fedshift.data.federation import Federation, Splits
@@ -47,7 +49,7 @@ def references(
 ) -> list[RunResult]:
     """The reference rows of one scenario and seed; those that are on disk are read."""
     found = [_pooled(scenario, seed, out, watch, workers)]
-    if getattr(scenario, "objective", "classification") != "classification":
+    if scenario.objective != "classification":
         return found  # the others predict classes
     federation = federate(scenario, seed)
     kinds: dict[str, Callable[[Array, Array, int, int], Probabilities]] = {
@@ -96,6 +98,7 @@ def _keep(
         bytes={"train": nothing, "total": nothing},
         seconds=0.0,
         lost={},
+        classes=list(federation.classes),
     )
     path = out / config.name if out is not None else None
     if path is not None:
@@ -150,13 +153,14 @@ def _history(
     classes = len(federation.classes)
     x, y = _arrays(train)
     predict = fit(x, y, classes, config.seed)
-    seen = {part: _metrics(predict, federation.domains, part) for part in ("val", "test")}
+    task = config.scenario.task
+    seen = {part: _metrics(predict, federation.domains, part, task) for part in ("val", "test")}
     scores: Row = {}
     for protocol in config.scenario.protocols:
         scores[protocol] = dict(seen)
         if protocol.startswith("unseen") and federation.unseen is not None:
             target = {str(config.scenario.unseen): federation.unseen}
-            scores[protocol]["test"] = _metrics(predict, target, "test")
+            scores[protocol]["test"] = _metrics(predict, target, "test", task)
     return [{"round": 1, "losses": {}, "scores": scores, "seconds": 0.0, "seconds_scoring": 0.0}]
 
 
@@ -166,14 +170,19 @@ def _arrays(samples: Samples) -> tuple[Array, Array]:
     return x.flatten(1).numpy(), y.numpy()
 
 
-def _metrics(predict: Probabilities, domains: Mapping[str, Splits], part: str) -> Row:
+def _metrics(
+    predict: Probabilities, domains: Mapping[str, Splits], part: str, task: Objective
+) -> Row:
+    """Every measure of the objective on one split of each domain."""
+
+    def outputs(x: Tensor) -> Tensor:
+        p = np.clip(predict(x.flatten(1).numpy()), 1e-12, 1)
+        return torch.from_numpy(np.log(p)).float()
+
     counts = []
     for name, splits in domains.items():
-        x, y = _arrays(getattr(splits, part))
-        p = predict(x)
-        loss = -np.log(np.clip(p[np.arange(len(y)), y], 1e-12, 1)).sum()
-        right = float((p.argmax(1) == y).sum())
-        counts.append(Count(name, name, right=right, count=len(y), loss=float(loss), weight=len(y)))
+        samples: Samples = getattr(splits, part)
+        counts.append(Count.of(score(outputs, samples, task), task.main, name, name, len(samples)))
     return Metrics.of(counts).to_json()
 
 

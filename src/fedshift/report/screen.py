@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fedshift.core.analysis import analysis
 from fedshift.report.fitted import FittedTable
+from fedshift.report.further import by_domain
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -68,16 +70,17 @@ def detail(result: RunResult) -> RenderableType:
     known = [p for p in scenario.protocols if p in facts["protocols"]]
     missing = ", ".join(p for p in scenario.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
-    if effect := facts.get("group-effect"):
-        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())
-        lines.append(f"target accuracy and group effect, last evaluation: {values}")
+    for name in scenario.analyses:
+        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in facts[name].items())
+        lines.append(f"{analysis(name).title}, last evaluation: {values}")
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
     for part, promise in facts.get("privacy", {}).items():
         lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))
     for client, rows in facts.get("lost", {}).items():
         lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
     dim = Text(joined(facts["confounders"]), style="dim")
-    return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
+    tables = [t for p in known for t in (_protocol(result, p), _further(result, p)) if t]
+    return Group(head, *tables, *map(Text, lines), dim)
 
 
 def _protocol(result: RunResult, protocol: str) -> FittedTable:
@@ -95,6 +98,15 @@ def _protocol(result: RunResult, protocol: str) -> FittedTable:
         lines.append(["test samples", "", *counts, *[""] * len(measures)])
     heads = ["choice", "round", *names, *map(measure_name, measures)]
     return FittedTable(protocol, heads, lines)
+
+
+def _further(result: RunResult, protocol: str) -> FittedTable | None:
+    """Every other measure of the selected round, by domain; None for runs without any."""
+    names = domains_of([result], protocol)
+    lines = by_domain(result, protocol, names)
+    mean = ["AVG"] if len(names) > 1 else []
+    heads = ["measure", *names, *mean]
+    return FittedTable(f"{protocol}, selected round", heads, lines) if lines else None
 
 
 def _traffic(result: RunResult) -> str:

@@ -46,6 +46,7 @@ class Model:
     """
 
     net: Net
+    config: RunConfig
     method: Method
     round: int  # whose model it is
     classes: tuple[str, ...]
@@ -56,9 +57,10 @@ class Model:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
+        names = ("scoring",) if self.site is None else (self.site, "scoring")
+        draw = partial(seeds.generator, self.config.seed, self.round, *names)
         with torch.no_grad():
-            scoring = Scoring(self.client, self.inbox, partial(seeds.generator, "model"))
-            return self.method.predict(self.net, scoring, x)
+            return self.method.predict(self.net, Scoring(self.client, self.inbox, draw), x)
 
     def predict(self, x: Tensor) -> list[str]:
         """The name of the likeliest class for each input."""
@@ -116,6 +118,11 @@ class Kept:
         """Find the selected round of a run and build its net, with initial entries."""
         config = read_config(path)
         whole = method or config.build()
+        if fed := whole.overriding("send_scoring"):
+            raise RunError(
+                f"{fed[0].name} predicts with what the server sends at each scoring, which a run "
+                "does not keep; its model cannot be loaded"
+            )
         round_ = _selected(path, config, protocol or ("global" if site is None else "personal"))
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():
@@ -208,8 +215,17 @@ class Kept:
     def _model(self, site: str | None, client: Client | None) -> Model:
         file = self.folder / "scoring.safetensors"
         inbox = read_tensors(file)[0] if file.exists() else {}
-        sites, classes = self.sites, self.classes
-        return Model(self.net, self.method, self.round, classes, site, sites, client, inbox)
+        return Model(
+            self.net,
+            self.config,
+            self.method,
+            self.round,
+            self.classes,
+            site,
+            self.sites,
+            client,
+            inbox,
+        )
 
 
 def _selected(path: Path, config: RunConfig, protocol: str) -> int:

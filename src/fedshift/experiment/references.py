@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fedshift.base.files import write_bytes, write_json
 from fedshift.core.config import RunConfig
-from fedshift.core.objective import CLASSIFICATION, score
+from fedshift.core.objective import Objective, score
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.partitions import Even, Pooled
 from fedshift.data.federation import Federation, Splits
@@ -99,6 +98,7 @@ def _keep(
         bytes={"train": nothing, "total": nothing},
         seconds=0.0,
         lost={},
+        classes=list(federation.classes),
     )
     path = out / config.name if out is not None else None
     if path is not None:
@@ -153,13 +153,14 @@ def _history(
     classes = len(federation.classes)
     x, y = _arrays(train)
     predict = fit(x, y, classes, config.seed)
-    seen = {part: _metrics(predict, federation.domains, part) for part in ("val", "test")}
+    task = config.scenario.task
+    seen = {part: _metrics(predict, federation.domains, part, task) for part in ("val", "test")}
     scores: Row = {}
     for protocol in config.scenario.protocols:
         scores[protocol] = dict(seen)
         if protocol.startswith("unseen") and federation.unseen is not None:
             target = {str(config.scenario.unseen): federation.unseen}
-            scores[protocol]["test"] = _metrics(predict, target, "test")
+            scores[protocol]["test"] = _metrics(predict, target, "test", task)
     return [{"round": 1, "losses": {}, "scores": scores, "seconds": 0.0, "seconds_scoring": 0.0}]
 
 
@@ -169,18 +170,19 @@ def _arrays(samples: Samples) -> tuple[Array, Array]:
     return x.flatten(1).numpy(), y.numpy()
 
 
-def _logits(predict: Probabilities, x: Tensor) -> Tensor:
-    """Log-probabilities (B, K), whose softmax they are."""
-    p: Array = predict(x.flatten(1).numpy())
-    return torch.from_numpy(np.log(np.clip(p, 1e-12, 1)))
+def _metrics(
+    predict: Probabilities, domains: Mapping[str, Splits], part: str, task: Objective
+) -> Row:
+    """Every measure of the objective on one split of each domain."""
 
+    def outputs(x: Tensor) -> Tensor:
+        p = np.clip(predict(x.flatten(1).numpy()), 1e-12, 1)
+        return torch.from_numpy(np.log(p)).float()
 
-def _metrics(predict: Probabilities, domains: Mapping[str, Splits], part: str) -> Row:
     counts = []
     for name, splits in domains.items():
         samples: Samples = getattr(splits, part)
-        found = score(partial(_logits, predict), samples, cells=part == "test")
-        counts.append(Count.of(found, CLASSIFICATION.main, name, name, len(samples)))
+        counts.append(Count.of(score(outputs, samples, task), task.main, name, name, len(samples)))
     return Metrics.of(counts).to_json()
 
 

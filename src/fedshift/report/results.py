@@ -98,7 +98,7 @@ class RunResult:
 
         NaN for other numbers, for objectives that are no accuracy, and where counts are missing.
         """
-        accuracy = getattr(self.config.scenario, "objective", "classification") == "classification"
+        accuracy = self.config.scenario.objective == "classification"
         domains, samples = outcome.metrics.domains, self.test_samples
         if accuracy and key in domains and samples.get(key):
             return sample_error(domains[key], samples[key])

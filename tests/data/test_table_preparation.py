@@ -16,7 +16,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources.tables import statistics
-from fedshift.data.sources.tables.federated import agree, fit_sites, preparation_of
+from fedshift.data.sources.tables.federated import agree, fit_sites
 from fedshift.data.sources.tables.preparation import (
     CategoryPlan,
     NumberPlan,
@@ -24,6 +24,7 @@ from fedshift.data.sources.tables.preparation import (
     as_days,
     total,
 )
+from fedshift.data.sources.tables.replay import preparation_of
 from fedshift.data.sources.tables.roles import ColumnRole
 from fedshift.data.sources.tables.schema import TableSchema
 from fedshift.data.sources.tables.statistics import NumberStatistics, of_categories, of_numbers

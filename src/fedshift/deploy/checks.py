@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from cryptography import x509
 
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.base.version import __version__
+from fedshift.data.library.prepare import rows_of_classes
 from fedshift.deploy import credentials, folders
 from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
@@ -92,7 +92,7 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
     if settings.trial:
         return Data()
     domain = open_folder(paths, settings)
-    counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
+    counts = rows_of_classes(domain)
     named = dict(zip(domain.classes, counts.tolist(), strict=True))
     return Data(domain.classes, domain.shape, named)
 

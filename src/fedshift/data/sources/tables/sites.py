@@ -139,6 +139,12 @@ def _by_site(table: Table, column: str, names: Sequence[str]) -> list[SiteTable]
     return out
 
 
+def join_sites(name: str, sites: Sequence[SiteTable]) -> SiteTable:
+    """All rows as those of one site."""
+    left_out = tuple(line for site in sites for line in site.left_out)
+    return replace(_joined(sites), name=name, left_out=left_out)
+
+
 def _joined(parts: Sequence[SiteTable]) -> SiteTable:
     """One site whose rows lie in several files."""
     if len(parts) == 1:

@@ -98,10 +98,12 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
 
 
 def describe(data: Data) -> str:
-    """Number and size of the images and the count of each class, as text."""
+    """Number and size of the images or rows and the count of each class, as text."""
     if not data.shape:
         return "those of the run's scenario (a trial)"
     counts = ", ".join(f"{name} {count}" for name, count in data.counts.items())
+    if len(data.shape) == 1:
+        return f"{sum(data.counts.values())} rows of {data.shape[0]} numbers: {counts}"
     _, height, width = data.shape
     return f"{sum(data.counts.values())} images of {width}x{height}, {counts}"
 

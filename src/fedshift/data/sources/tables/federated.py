@@ -256,9 +256,7 @@ def _record(
         leaves.append("per column of categories: rows, missing cells, rows of each category")
         sizes = [sum(one.size for one in own.values()) for own in statistics]
         numbers = {site.name: size for site, size in zip(sites, sizes, strict=True)}
-    return {
-        "statistics": schema.statistics,
-        "leaves": leaves,
-        "numbers": numbers,
-        "sites": {s.name: p.to_json() for s, p in zip(sites, fitted, strict=True)},
-    }
+    record = {"statistics": schema.statistics, "leaves": leaves, "numbers": numbers, "sites": {}}
+    if schema.statistics == "federated":
+        return record | {"all": fitted[0].to_json()}
+    return record | {"sites": {s.name: p.to_json() for s, p in zip(sites, fitted, strict=True)}}

@@ -62,11 +62,11 @@ def preparation_of(record: Mapping[str, Any], site: str) -> TablePreparation:
 
     A site that the file does not know takes the federated one; under ``site`` it fits its own.
     """
+    if record["statistics"] == "federated":
+        return TablePreparation.from_json(record["all"])
     known = record["sites"]
     if site in known:
         return TablePreparation.from_json(known[site])
-    if record["statistics"] == "federated":
-        return TablePreparation.from_json(next(iter(known.values())))
     raise DataError(
         f"the data were prepared with each site's own statistics, and {site!r} has none; known: "
         f"{', '.join(known)}"

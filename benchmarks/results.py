@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 SHORT = {
     "startup": "startup.py",
+    "tables": "tables.py",
     "speed": "speed.py",
     "overhead": "overhead.py",
     "aggregate": "aggregate.py",

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
-from fedshift.data.catalogue import Variant
+from fedshift.data.catalogue import CATALOGUE, Variant
 from fedshift.data.library import inspection
 from fedshift.data.library.datasets import add, card_of
 from fedshift.data.library.loaded import load
 from fedshift.data.library.prepare import load as load_card
 from fedshift.data.library.prepare import store_of
+from fedshift.data.sources.discover import find
 from fedshift.data.sources.tables.federated import table_sources
 from fedshift.data.sources.tables.reading import read_table
 from fedshift.data.sources.tables.replay import preparation_of, read_record, replay
@@ -371,6 +372,19 @@ def test_numbers_and_labels_are_replayed_too(tmp_path):
         found = replay(record, path, "t").domain
         assert found.objective == load(name)["t"].objective != "classification"
         assert found.y.equal(load(name)["t"].y)
+
+
+def test_published_vectors_are_taken_as_they_are(tmp_path):
+    rows = [
+        (i % 2, d, i, 7, i / 4)
+        for d in ("books", "dvd", "electronics", "kitchen")
+        for i in range(8)
+    ]
+    write(tmp_path / "v.csv", "label,domain,a,b,c", rows)
+    found = find(CATALOGUE["amazon-review"], Variant(form="minilm384"), tmp_path)
+    books = found.sources[0].read(("negative", "positive"), None).domain
+    assert books.x.tolist() == [[i, 7, i / 4] for i in range(8)]
+    assert books.y.tolist() == [0, 1] * 4
 
 
 def test_data_frames_can_be_added(tmp_path):

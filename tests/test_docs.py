@@ -14,7 +14,7 @@ import pytest
 import fedshift
 from fedshift.base.registry import import_file
 from fedshift.core.registry import METHODS
-from fedshift.testing import finite_and_moving
+from fedshift.testing import finite_and_moving, in_process_equals_bytes, play, start
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [
@@ -44,11 +44,29 @@ def test_the_readmes_example_runs_as_it_is_printed(tmp_path: Path):
     assert "fedprox[mu=0.1]" in done.stdout
 
 
-def test_the_method_of_the_guide_keeps_the_contract(tmp_path: Path):
-    code = next(b for b in blocks(ROOT / "docs" / "extending.md") if "@register" in b)
-    (tmp_path / "head_decay.py").write_text(code)
-    import_file(tmp_path / "head_decay.py")
-    finite_and_moving("fedbn + head-decay[kappa=0.3]")
+GUIDE = ["fedbn + head-decay[kappa=0.3]", "halved", "coordinate-median"]
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The files of the guide for authors, imported once."""
+    folder = tmp_path_factory.mktemp("guide")
+    for i, code in enumerate(blocks(ROOT / "docs" / "extending.md")):
+        (folder / f"guide{i}.py").write_text(code)
+        import_file(folder / f"guide{i}.py")
+
+
+@pytest.mark.usefixtures("guide")
+@pytest.mark.parametrize("method", GUIDE)
+def test_the_methods_of_the_guide_keep_the_contract(method: str):
+    finite_and_moving(method)
+    in_process_equals_bytes(method)
+
+
+@pytest.mark.usefixtures("guide")
+def test_the_analysis_of_the_guide_is_measured():
+    row = play(start("fedavg", analyses=("way",)), 1).record.metrics[0]
+    assert row["way"]["way"] > 0
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)

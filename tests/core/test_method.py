@@ -254,7 +254,7 @@ def test_what_is_allowed_has_to_exist():
     with pytest.raises(ConfigError, match=r"hungry needs a public data set.*public='DATASET'"):
         check_needs(Method((Hungry(),)), tiny_scenario(allow=("public_set",)), 4)
     alone = tiny_scenario(unseen=None, protocols=("personal",))
-    with pytest.raises(ConfigError, match=r"aimed needs a target domain.*unseen='DOMAIN'"):
+    with pytest.raises(ConfigError, match=r"aimed needs .*the target.*unseen='DOMAIN'"):
         check_needs(Method((Aimed(),)), alone, 4)
 
 

@@ -141,7 +141,7 @@ def test_large_numbers_are_finite():
     ("task", "changes", "change", "reason"),
     [
         ("score", {}, put("shared", W, torch.ones(1)), "unexpected shared entries"),
-        ("score", {}, lambda u: replace(u, metrics={}), "metric val/right is missing"),
+        ("score", {}, lambda u: replace(u, metrics={}), "val: count is missing"),
         ("score", {}, put("payload", "a/b", torch.ones(1)), "'score' has no payload"),
         ("statistics", {"bn": "recompute"}, drop("block1.1.running_mean"), "1 missing"),
         ("statistics", {"bn": "recompute"}, put("shared", W, torch.ones(1)), "1 unexpected"),

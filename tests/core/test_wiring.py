@@ -11,6 +11,7 @@ from fedshift.core.part import Part
 from fedshift.data.dealing.label_skew import SequentialDirichlet
 from fedshift.data.dealing.splits import AllTest, Given
 from fedshift.engine import federation
+from fedshift.resources.public import public_samples
 from fedshift.testing import start, tiny, tiny_scenario, worker
 
 SEEN: list[torch.Tensor] = []
@@ -83,6 +84,5 @@ def test_a_public_set_reaches_both_sides_only_where_it_is_granted():
 
 
 def test_a_public_set_of_another_shape_is_refused():
-    scenario = tiny_scenario(public="digits")
     with pytest.raises(DataError, match=r"public set 'digits' has inputs of shape .* take one"):
-        federation.public_samples(scenario, (3, 8, 8))
+        public_samples("digits", tiny_scenario(), (3, 8, 8))

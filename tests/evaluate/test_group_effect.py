@@ -11,7 +11,7 @@ from fedshift.base.errors import ConfigError
 from fedshift.core.method import Method
 from fedshift.core.net import load
 from fedshift.core.part import Part
-from fedshift.evaluate.group_effect import group_effect
+from fedshift.evaluate.analyses.group_effect import GroupEffect
 from fedshift.experiment.run import run
 from fedshift.report.screen import detail
 from fedshift.runs.summary import summarise
@@ -78,7 +78,7 @@ def test_equal_clients_have_no_group_effect():
     session = play(start("fedavg"), 1)
     one = updates(session)[0]
     session.server.aggregated = session.server.shared = one.shared
-    found = group_effect(session.server, [one, one, one], session.federation)
+    found = GroupEffect().measure(session.server, [one, one, one], session.federation)
     assert found["group_effect"] == found["group_effect_refined"] == 0.0
 
 

@@ -95,13 +95,18 @@ def test_the_term_is_lambda_times_equation_6(open_client, projection):
     assert float(found.detach()) == pytest.approx(expected, rel=1e-3)
 
 
+def projections(client):
+    """What ``begin`` has made trainable."""
+    return {k: p for k, p in client.state[NAME].items() if isinstance(p, torch.nn.Parameter)}
+
+
 def test_gradient_reaches_the_model_and_both_projections_but_not_the_local_model(open_client):
     part = CrossLayerCalibration()
     client, step = calibrating(open_client, part)
     part.loss(client, step).backward()
     named = dict(client.net.named_parameters())
     assert float(named["block1.0.weight"].grad.abs().sum()) > 0
-    moving = dict(part.extra_parameters(client))
+    moving = projections(client)
     assert len(moving) == 2 * 3 * 2
     own, other = (moving[f"projection/{side}/0/weight"] for side in ("fused", "local"))
     assert not torch.equal(own, other)
@@ -134,12 +139,13 @@ def test_projections_differ_between_clients_and_rounds_and_are_trained(open_clie
     site = worker(session)
     client = open_client(session, "dark-0", site.store.load("dark-0", before=2))
     client.round = 2
-    part.begin(client)
-    before = {k: v.detach().clone() for k, v in part.extra_parameters(client)}
-    turn = site._turn(client, site.method.phases(client)[0].players[0])
+    moving = [(f"{NAME}/{k}", p) for k, p in part.begin(client)]
+    before = {k: v.detach().clone() for k, v in moving}
+    turn = site.training._turn(client, site.method.phases(client)[0].players[0], moving)
     x, y = client.site.data.train.take(torch.arange(6))
     turn.play(Batch(x, y), Log())
-    assert all(not torch.equal(before[k], v) for k, v in part.extra_parameters(client))
+    assert before
+    assert all(not torch.equal(before[k], v) for k, v in moving)
     assert turn.optimiser.param_groups[0]["lr"] == client.lr
 
 
@@ -231,7 +237,7 @@ def test_the_released_term_compares_logits(open_client):
         local = client.net(step.batch.x).logits
     sides = [v.detach().double().numpy() for v in (step.out.logits, local)]
     assert float(found.detach()) == pytest.approx(0.6 * mmd(*sides), rel=1e-3)
-    assert not list(part.extra_parameters(client))
+    assert not projections(client)
 
 
 def test_a_batch_of_one_sample_has_no_term(open_client):

@@ -84,7 +84,9 @@ def test_the_shared_model_is_scored_where_there_is_no_personal_one():
     load(net, session.server.shared)
     x, _ = session.federation.unseen.test.take(torch.arange(16))
     net.eval()
-    assert torch.equal(session.server.method.predict(net, x, None), net(x).logits)
+    assert torch.equal(
+        session.server.method.predict(net, session.server.scoring(), x), net(x).logits
+    )
 
 
 def test_nothing_of_the_personal_model_travels(state_of):

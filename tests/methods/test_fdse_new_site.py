@@ -9,10 +9,13 @@ import torch
 from fedshift.base import seeds, tree
 from fedshift.base.errors import DataError
 from fedshift.core.net import load
+from fedshift.core.part import Scoring
 from fedshift.data.samples import Samples
 from fedshift.methods.fdse.layers import decomposed
 from fedshift.methods.fdse.method import StatisticsConsistency
 from fedshift.testing import play, start
+
+NOTHING = Scoring(None, {}, seeds.generator)
 
 
 def equation_6(mean, var, mean_g, var_g):
@@ -61,7 +64,7 @@ def test_adaptation_fits_the_erasers_alone_to_unlabelled_inputs():
     wanted = statistics(net, kept)
     before = consistency_on(net, target(session), wanted)
     with seeds.fork("adapt"):
-        StatisticsConsistency(adapt_epochs=20).adapt(net, target(session).unlabelled())
+        StatisticsConsistency(adapt_epochs=20).adapt(net, target(session).unlabelled(), NOTHING)
     after = net.state_dict()
     moved = {k for k in kept if not torch.equal(kept[k], after[k])}
     names = ("dse.weight", "bias", "bn_dse.weight", "bn_dse.bias")
@@ -81,7 +84,9 @@ def test_the_erasers_descend_on_the_consistency():
     for rate in (0.0, 3.0):
         load(net, kept)
         with seeds.fork("adapt"):
-            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(net, target(session))
+            StatisticsConsistency(adapt_epochs=30, adapt_lr=rate).adapt(
+                net, target(session), NOTHING
+            )
         found.append(consistency_on(net, target(session), wanted))
     assert found[1] < 0.8 * found[0]
 
@@ -100,7 +105,7 @@ def test_adaptation_needs_two_inputs_and_a_trained_model():
     net = session.server.net
     few = Samples(target(session).x, target(session).y, target(session).rows[:1])
     with pytest.raises(DataError, match=r"gives 1 input\(s\) to adapt to"):
-        StatisticsConsistency().adapt(net, few)
+        StatisticsConsistency().adapt(net, few, NOTHING)
     before = tree.clone(net.state_dict())
-    StatisticsConsistency().adapt(net, target(session))
+    StatisticsConsistency().adapt(net, target(session), NOTHING)
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())

@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedshift.base import seeds
 from fedshift.core.net import Net, Scope, load
+from fedshift.core.part import Scoring
 from fedshift.core.registry import build, register_backbone
 from fedshift.methods.fedbn import PrivateBatchNorm
 from fedshift.testing import play, start
 
 FIVE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+NOTHING = Scoring(None, {}, seeds.generator)
 
 
 class Block(nn.Module):
@@ -82,7 +86,7 @@ def test_a_new_site_gets_the_statistics_of_its_own_inputs():
     past = {"running_mean": torch.full((4,), 7.0), "num_batches_tracked": torch.tensor(5)}
     load(net, {f"block1.1.{key}": value for key, value in past.items()})
     before = {k: v.clone() for k, v in net.state_dict().items() if "running" not in k}
-    build("fedbn").parts[0].adapt(net, target.unlabelled())
+    build("fedbn").parts[0].adapt(net, target.unlabelled(), NOTHING)
     x, _ = target.take(torch.arange(len(target)))
     maps = F.conv2d(x, net.get_parameter("block1.0.weight"), padding=1).detach().numpy()
     rows = maps.transpose(1, 0, 2, 3).reshape(4, -1)  # (C, B H W)
@@ -101,7 +105,7 @@ def test_a_trailing_single_input_does_not_stop_the_adaptation():
     net = mlp((5,), 3, hidden=6, features=4)
     x = torch.randn(65, 5, generator=torch.Generator().manual_seed(0))
     inputs = Samples(x, torch.zeros(65, dtype=torch.int64), torch.arange(65))
-    build("fedbn").parts[0].adapt(net, inputs)
+    build("fedbn").parts[0].adapt(net, inputs, NOTHING)
     hidden = (
         x @ net.get_parameter("layer1.0.weight").T + net.get_parameter("layer1.0.bias")
     ).detach()

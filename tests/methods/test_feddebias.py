@@ -263,7 +263,7 @@ def test_a_mixture_has_the_anchor_of_its_own_batch_unless_it_is_kept_stale(open_
 def test_a_mixture_has_the_correction_of_equation_6(open_client, correction):
     method = build(f"feddebias[kind=mixture,correction={correction}]")
     client, batch = visiting(open_client, start(method, **PUBLIC), method)
-    part, state = method.parts[2], client.state[PSEUDO]
+    part, state = method.parts[2], client.scratch[PSEUDO]
     step = Step(batch, client.net(batch.x), "model")
     z = part._features(client, step)
     overlap = state["y"][torch.arange(4), batch.y] if correction else None
@@ -372,7 +372,7 @@ def test_the_projection_has_three_layers(projection, widths):
 
 
 SWITCHES = ["lam=1", "mu=2", "tau1=1", "tau2=0.5", "max_step=false", "projection=released"]
-SWITCHES += ["projection=none", "refresh=once", "per_sample=3", "per_client=2", "size=7"]
+SWITCHES += ["projection=none", "refresh=once", "per_sample=6", "per_client=2", "size=7"]
 MIXTURE = ["local_samples=0", "local_samples=3", "correction=false", "stale_anchor=true"]
 
 

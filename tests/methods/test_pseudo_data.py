@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedshift.base import seeds
-from fedshift.base.errors import ConfigError, NotAllowedError
+from fedshift.base.errors import ConfigError, NotAllowedError, RunError
 from fedshift.core.loop import Batch
 from fedshift.core.scenario import Scenario
 from fedshift.methods.feddebias.pseudo_data import (
@@ -48,15 +48,14 @@ def among(rows, pool):
     return bool((gaps.amin(1) < 1e-5).all())
 
 
-def test_a_mean_of_one_is_a_sample():
-    session = start("feddebias[per_sample=1]")
-    for client in session.server.roster:
-        own = session.server.state[NAME][f"means/{client}"]
-        assert own.shape == (8, 3, 8, 8)
-        assert among(own, inputs(session, client))
+def test_a_mean_of_one_is_a_sample_and_does_not_leave_the_site():
+    session = start("feddebias")
+    train = session.federation.sites["dark-0"].data.train
+    assert among(means_of(train, 8, 1, generator()), inputs(session, "dark-0"))
+    with pytest.raises(RunError, match=r"its summary contains an input .*pseudo-data/means"):
+        start("feddebias[per_sample=1]")
     everybody = torch.cat([inputs(session, c) for c in session.server.roster])
-    assert among(session.server.state[NAME]["batch"], everybody)
-    assert not among(start("feddebias").server.state[NAME]["batch"], everybody)
+    assert not among(session.server.state[NAME]["batch"], everybody)
 
 
 def test_means_are_drawn_with_replacement_and_centre_on_the_clients_mean():
@@ -165,7 +164,7 @@ def test_a_mixture_is_made_anew_on_each_batch_from_local_samples(open_client):
     for _ in range(2):
         assert part.batch(client, batch) is batch
         x, y = pseudo_inputs(client), own_labels(client)
-        others = 2 * x - client.state[NAME]["batch"]  # Eq. 4 solved for the local sample
+        others = 2 * x - client.scratch[NAME]["batch"]  # Eq. 4 solved for the local sample
         gaps = (others[:, None] - local[None]).flatten(2).abs().amax(2)  # (B, n)
         assert float(gaps.amin(1).max()) < 1e-5
         expected = (0.25 + np.eye(4)[labels[gaps.argmin(1)].numpy()]) / 2
@@ -193,7 +192,7 @@ def test_without_local_samples_labels_are_uniform(open_client):
     client, batch = opened(session, open_client, part)
     part.batch(client, batch)
     assert own_labels(client) is None
-    assert torch.equal(pseudo_inputs(client), client.state[NAME]["batch"])
+    assert torch.equal(pseudo_inputs(client), client.scratch[NAME]["batch"])
 
 
 def test_the_batch_hook_of_random_sample_means_draws_nothing(open_client):

@@ -85,9 +85,7 @@ class Registry(Generic[T]):
         found = (os.environ.get("FEDSHIFT_PLUGINS", ""), len(sys.path))
         if found == self._found:
             return dict(sorted(self._entries.items()))
-        package = importlib.import_module(self.package)
-        for info in pkgutil.walk_packages(package.__path__, f"{self.package}."):
-            importlib.import_module(info.name)
+        self._import_package()
         for point in entry_points(group=self.group):
             point.load()
         for path in plugin_files():
@@ -95,8 +93,17 @@ class Registry(Generic[T]):
         self._found = found
         return dict(sorted(self._entries.items()))
 
+    def _import_package(self) -> None:
+        package = importlib.import_module(self.package)
+        for info in pkgutil.walk_packages(package.__path__, f"{self.package}."):
+            importlib.import_module(info.name)
+
     def get(self, name: str) -> Entry[T]:
         """The entry called ``name``, or an error that suggests the closest names."""
+        if name not in self._entries:
+            self._import_package()
+        if name in self._entries:  # a name belongs to one module: no plug-in has to be looked at
+            return self._entries[name]
         known = self.entries()
         if name not in known:
             raise UnknownNameError.of(self.kind, name, known)

@@ -7,23 +7,21 @@ to inherit from, and a part must never keep a reference to it beyond the visit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.base import seeds, tree
+from fedshift.base.errors import ConfigError
 from fedshift.base.tree import Tree
-from fedshift.core.loop import (
-    Batch,
-)
-from fedshift.core.net import (
-    Net,
-    Output,
-    call_frozen,
-)
+from fedshift.core.loop import Batch
+from fedshift.core.net import Net, Output, call_frozen
+from fedshift.core.objective import Objective
 from fedshift.core.part import Part
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import State
@@ -37,7 +35,10 @@ class Client:
 
     ``received``, ``initial`` and ``inbox`` are read-only. ``net`` is one net that all clients of a
     process share: it is loaded in place before each visit, so nothing may be remembered in it.
-    ``state[part.name]`` persists between visits and never leaves the site.
+    ``state[part.name]`` persists between visits and never leaves the site; the site's inputs must
+    not be in it, and a visit that ends with one there is refused. ``scratch[part.name]`` is memory
+    of this visit alone: whatever is in it, Python objects and inputs included, is dropped at the
+    end and never written anywhere.
     """
 
     site: Site
@@ -51,9 +52,11 @@ class Client:
     inbox: Tree  # payload of the message, "part/key"; see payload()
     state: State
     resources: Mapping[str, Samples]  # extra data that the scenario allows, by resource
+    scratch: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     batches: int = 0  # batches drawn so far in this visit
     steps: int = 0  # optimiser steps on the shared entries, see Worker._steps
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
+    _objective: Callable[[Batch], Tensor] | None = None  # set while the visit trains
 
     @property
     def id(self) -> str:
@@ -69,6 +72,22 @@ class Client:
     def classes(self) -> int:
         """Number of classes."""
         return self.net.classes
+
+    @property
+    def task(self) -> Objective:
+        """The scenario's objective: ``client.task.loss(outputs, targets)``."""
+        return self.scenario.task
+
+    def objective(self, batch: Batch) -> Tensor:
+        """The whole objective of the current base player on a batch, at the present weights.
+
+        A new forward pass, the task loss and every part's ``loss``, added up; as in the loop,
+        BatchNorm statistics do not move a second time on the same batch. For ``edit_gradients`` and
+        for players with an objective of their own; a part's ``loss`` cannot call it.
+        """
+        if self._objective is None:
+            raise ConfigError("client.objective can be asked only while the client trains")
+        return self._objective(batch)
 
     @property
     def lr(self) -> float:
@@ -112,7 +131,7 @@ class Client:
     def _entries(self, name: str) -> Tree:
         if name == "received":
             return self.received
-        return self.initial if name == "initial" else self.state.get(name, {})
+        return self.initial if name == "initial" else dict(self.state.get(name, {}))
 
     def anchors(self) -> list[tuple[str, Tensor, Tensor]]:
         """(name, parameter, received value) of every shared parameter, as SCAFFOLD needs them."""

@@ -17,16 +17,6 @@ from fedshift.base.errors import ConfigError
 from fedshift.base.settings import convert
 
 T = TypeVar("T")
-RESOURCES = {
-    "client_val": "a validation split at each client",
-    "server_unlabelled": "unlabelled inputs of the target at the server",
-    "client_target_unlabelled": "unlabelled inputs of the target at the clients",
-    "public_set": "a public data set at the server and the clients",
-    "pretrained": "pretrained weights",
-    "generator": "a pretrained or random generator",
-    "domain_ids": "which domain each client belongs to, known to the server",
-    "any_optimiser": "optimisers for which the method's algebra does not hold",
-}
 
 
 def kebab(name: str) -> str:
@@ -76,8 +66,8 @@ class Declares:
 
     Attributes:
         alias: Name to use instead of the class's own in kebab case.
-        needs: Extra data or knowledge without which it cannot work, as keys of ``RESOURCES``; the
-            scenario has to allow them.
+        needs: Extra data or knowledge without which it cannot work, as names of resources
+            (``core.resource``); the scenario has to allow them.
         needs_individual_updates: It reads single clients' updates, which rules out secure
             aggregation.
         needs_full_participation: Every client has to take part in every round.
@@ -87,6 +77,8 @@ class Declares:
             method with private entries may not have.
         optimisers: Client optimisers for which its algebra holds, of sgd, momentum, adam and adamw;
             None means any. SCAFFOLD's control variates assume plain SGD.
+        objectives: Kinds of target for which it is defined, of classification, multi-label and
+            regression; None means any.
         references: Frozen models that it asks :meth:`Client.reference` for, of received, previous
             and initial.
         gives_privacy: It is a privacy part.
@@ -102,6 +94,7 @@ class Declares:
     min_clients: ClassVar[int] = 1
     scored_at_sites: ClassVar[bool] = False
     optimisers: ClassVar[frozenset[str] | None] = None
+    objectives: ClassVar[frozenset[str] | None] = None
     references: ClassVar[frozenset[str]] = frozenset()
     gives_privacy: ClassVar[bool] = False
     aggregate_only: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from fedshift.base.errors import DivergedError
 from fedshift.base.tree import Tree
 from fedshift.core.net import Net, OncePerBatch, Output
-from fedshift.core.optimiser import Optimisation
+from fedshift.core.optimiser import Optimisation, Precision
 from fedshift.data.samples import split_rows
 
 
@@ -73,8 +73,7 @@ class Turn:
     def __post_init__(self) -> None:
         self.moved = [p for _, p in self.parameters]
         device = self.moved[0].device.type if self.moved else "cpu"
-        lower = self.optimisation.precision == "bfloat16"
-        self.reduced = partial(torch.autocast, device, torch.bfloat16) if lower else nullcontext
+        self.reduced = partial(reduced, self.optimisation.precision, device)
         self.optimiser = self.optimisation.build(self.moved)
 
     def play(self, batch: Batch, log: Log) -> None:
@@ -102,6 +101,11 @@ class Turn:
             parameter.grad = None  # or the next player's hooks would see them
         self.steps += 1
         log.add(batch.index, terms)
+
+
+def reduced(precision: Precision, device: str) -> AbstractContextManager[Any]:
+    """The context in which forward passes and losses are computed in ``precision``."""
+    return torch.autocast(device, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 class Log:
@@ -182,6 +186,8 @@ def _make_ready(net: Net, turns: Sequence[Turn]) -> list[nn.Parameter]:
     for module in net.modules():
         if not module.training:  # train() costs more than this check
             module.train()
+    for module in net.fixed:
+        module.training = False
     return idle
 
 

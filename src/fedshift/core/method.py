@@ -20,7 +20,7 @@ from fedshift.core.aggregate import Aggregator, Mean
 from fedshift.core.channel import Channel
 from fedshift.core.component import Declares, described, settings_of, with_setting
 from fedshift.core.net import Net, Output, Scope, batch_norm_buffers
-from fedshift.core.part import Part, Phase
+from fedshift.core.part import Part, Phase, Scoring
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
@@ -43,7 +43,7 @@ class Method:
             raise ClashError(f"part {twice[0]!r} is used twice; drop one of them")
         if taken := sorted(set(names) & RESERVED):
             raise ClashError(f"a part cannot be called {taken[0]!r}; the core keeps state under it")
-        for hook in ("phases", "personal", "predict"):
+        for hook in ("phases", "task_loss", "personal", "predict"):
             self._provider(hook)
 
     def _provider(self, hook: str) -> Part | None:
@@ -150,6 +150,10 @@ class Method:
         own = (c for c in self.channels if c.name in asked)
         return tree.merge(tree.prefixed(c.name, c.reply(client)) for c in own)
 
+    def send_scoring(self, server: Server, client: str | None) -> Tree:
+        """Payload of every part for scoring at a client, or at the server (None)."""
+        return self.gather(lambda part: part.send_scoring(server, client))
+
     def phases(self, client: Client) -> Sequence[Phase]:
         """Phases of this visit: the providing part's, or the default one."""
         provider = self._provider("phases")
@@ -161,10 +165,10 @@ class Method:
         own = {u.client: u.personal for u in updates if u.personal}
         return own | dict(provider.personal(server, updates)) if provider else own
 
-    def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor:
-        """Logits (B, K) of the scored model: the providing part's, or the net's."""
+    def predict(self, net: Net, scoring: Scoring, x: Tensor) -> Tensor:
+        """Outputs (B, K) of the scored model: the providing part's, or the net's."""
         provider = self._provider("predict")
-        logits = provider.predict(net, x, client) if provider else None
+        logits = provider.predict(net, x, scoring) if provider else None
         if logits is None:
             out: Output = net(x)
             return out.logits

@@ -7,7 +7,7 @@ BatchNorm layer may be called ``downsample.1``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import attrgetter
@@ -67,6 +67,7 @@ class Net(nn.Module):
         self.necks: dict[str, list[str]] = {name: [] for name in stages}
         self.skipped: frozenset[str] = frozenset()  # necks that the forward pass leaves out
         self.contiguous = False  # copy images to channels-first before the first stage
+        self.fixed: tuple[nn.Module, ...] = ()  # modules that never train; see fix()
 
     @property
     def head_module(self) -> nn.Module:
@@ -120,6 +121,24 @@ class Scope(IntEnum):
     SHARED = 0  # one value for all clients, merged by the aggregator
     PERSONAL = 1  # uploaded, one value per client, mixed by the server
     PRIVATE = 2  # never leaves the client
+    FIXED = 3  # never trains and never travels: every machine builds the same value
+
+
+def fix(net: Net, keys: Set[str]) -> None:
+    """Let the entries ``keys`` never train, in place.
+
+    Their parameters get no gradient, and modules all of whose entries are among them stay in eval
+    mode: their BatchNorm statistics do not move, and their dropout is off.
+    """
+    for name, parameter in net.named_parameters():
+        if name in keys:
+            parameter.requires_grad_(False)
+    held = {
+        path: [f"{path}.{key}" if path else key for key in module.state_dict()]
+        for path, module in net.named_modules()
+    }
+    whole = {path for path, own in held.items() if own and keys >= set(own)}
+    net.fixed = tuple(m for root in whole for m in net.get_submodule(root).modules())
 
 
 def by_scope(scopes: Mapping[str, Scope]) -> dict[Scope, frozenset[str]]:
@@ -197,9 +216,10 @@ def estimate_statistics(net: Net, batches: Iterator[tuple[Tensor, Tensor]]) -> N
     """Set BatchNorm statistics, in place, to their plain average over ``batches`` of inputs.
 
     With ``momentum = None`` torch averages cumulatively, so every batch counts the same. Only the
-    BatchNorm layers run in train mode; dropout and necks stay in eval mode.
+    BatchNorm layers run in train mode, fixed ones excepted; dropout and necks stay in eval mode.
     """
-    layers = [m for m in net.modules() if isinstance(m, _BatchNorm)]
+    fixed = set(map(id, net.fixed))
+    layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and id(m) not in fixed]
     momenta = [layer.momentum for layer in layers]
     net.eval()
     for layer in layers:

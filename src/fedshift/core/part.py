@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
+from fedshift.base import tree
 from fedshift.base.tree import Tree
 from fedshift.core.component import Declares
 from fedshift.core.loop import Batch, Step
@@ -31,7 +33,10 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def whole_net(client: Client) -> Named:
-    """Every parameter of the client's net: what a player trains by default."""
+    """Every parameter of the client's net: what a player trains by default.
+
+    Entries whose scope is fixed are left out of every player's parameters.
+    """
     return client.net.named_parameters()
 
 
@@ -67,15 +72,37 @@ class Phase:
     steps: int | None = None
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """What ``predict`` and ``adapt`` may see besides the net.
+
+    ``client`` is None if the scored model belongs to no client: the one model of the server, on a
+    training domain or at a new site.
+    """
+
+    client: Client | None
+    inbox: Tree  # what every part's ``send_scoring`` returned, "part/key"; see payload()
+    draw: Callable[[str], torch.Generator]
+
+    def payload(self, part: Part) -> Tree:
+        """What ``part.send_scoring`` returned at the server, keys without the prefix."""
+        return tree.under(part.name, self.inbox)
+
+    def generator(self, part: str) -> torch.Generator:
+        """A torch generator of (seed, round, site, part), from its start at every call."""
+        return self.draw(part)
+
+
 class Part(Declares):
     """One idea of one paper, its client side and its server side in one class.
 
     Subclasses are frozen dataclasses of hyper-parameters. State lives in ``client.state[name]`` and
-    ``server.state[name]``, payload travels as ``name/key``, so parts never collide. Every hook is
-    optional. One round calls, at the server, ``send``; at each client ``probe``, ``begin`` and
-    ``phases``, per batch ``batch``, ``loss`` and ``edit_gradients``, then ``finish``; at the server
-    ``merge``, the aggregator, ``personal`` and ``refine``. Unless noted otherwise the parts are
-    called in their order.
+    ``server.state[name]``, payload travels as ``name/key``, so parts never collide; what is needed
+    during one visit only belongs into ``client.scratch[name]``. Every hook is optional. One round
+    calls, at the server, ``send``; at each client ``probe``, ``begin`` and ``phases``, per batch
+    ``batch``, ``task_loss``, ``loss`` and ``edit_gradients``, then ``finish``; at the server
+    ``merge``, the aggregator, ``personal`` and ``refine``. Scoring calls ``send_scoring``, then
+    ``adapt`` and ``predict``. Unless noted otherwise the parts are called in their order.
     """
 
     # both sides, once
@@ -102,8 +129,13 @@ class Part(Declares):
         """
         return {}
 
-    def begin(self, client: Client) -> None:
-        """Client, before the first batch of training: prepare state (SCAFFOLD: c_i starts at 0)."""
+    def begin(self, client: Client) -> Named | None:
+        """Client, before the first batch of training: prepare state (SCAFFOLD: c_i starts at 0).
+
+        May return trainable tensors outside the net, as (name, parameter): every base player trains
+        them as well. CSAC returns its projections.
+        """
+        return None
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Client, once per training visit: replace the default single phase of a single player.
@@ -113,19 +145,20 @@ class Part(Declares):
         """
         return ()
 
-    def extra_parameters(self, client: Client) -> Named:
-        """Client, once per phase and base player: tensors outside the net that it trains as well.
-
-        CSAC returns its projections, which live in the client's state.
-        """
-        return ()
-
     def batch(self, client: Client, batch: Batch) -> Batch:
         """Client, each batch, before any forward pass: augment or mix it (Mixup).
 
         Each part gets the batch that the one before it returned. Use ``batch.replace``.
         """
         return batch
+
+    def task_loss(self, client: Client, step: Step) -> Tensor | None:
+        """Client, each step of a base player: a loss in place of the objective's own.
+
+        For methods that change the task's loss and do not add to it: balanced softmax, logit
+        adjustment. None keeps the objective's; at most one part of a method may override it.
+        """
+        return None
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """Client, each step of a base player, after its forward pass: a term to add to the loss.
@@ -137,7 +170,9 @@ class Part(Declares):
     def edit_gradients(self, client: Client, step: Step) -> None:
         """Client, each step of a base player, between backward pass and optimiser step.
 
-        Change ``parameter.grad`` in place: SCAFFOLD adds c - c_i. Clipping comes after it.
+        Change ``parameter.grad`` in place: SCAFFOLD adds c - c_i. Clipping comes after it. Methods
+        that take a gradient elsewhere (sharpness-aware, meta steps) move the weights, ask
+        ``client.objective(step.batch)`` for the whole objective there, and move them back.
         """
 
     def finish(self, client: Client) -> Tree:
@@ -176,15 +211,22 @@ class Part(Declares):
         """
 
     # scoring
-    def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
-        """When a model is scored: logits (B, K), or None for the net's own.
+    def send_scoring(self, server: Server, client: str | None) -> Tree:
+        """Server, whenever a model is scored or adapted: payload for ``predict`` and ``adapt``.
 
-        ``client`` is None if the scored model belongs to no client. Ditto predicts with the
-        personal model. At most one part of a method may override it.
+        For what a model needs besides its entries: prototypes, say. ``client`` is None for the one
+        model that the server scores; it must be the same tree at every call of a round.
+        """
+        return {}
+
+    def predict(self, net: Net, x: Tensor, scoring: Scoring) -> Tensor | None:
+        """When a model is scored: outputs (B, K), or None for the net's own.
+
+        Ditto predicts with the personal model. At most one part of a method may override it.
         """
         return None
 
-    def adapt(self, net: Net, unlabelled: Samples) -> None:
+    def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
         """Before scoring at a new site: fit ``net`` in place to its inputs, without labels.
 
         FedBN re-estimates BatchNorm statistics. Used by the protocol ``unseen-adapted``.

@@ -20,8 +20,11 @@ from pydantic import (
 
 from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, UnknownNameError
-from fedshift.core.component import RESOURCES
+from fedshift.base.registry import Registry
+from fedshift.core.analysis import ANALYSES, analysis
+from fedshift.core.objective import Objective, objective
 from fedshift.core.optimiser import Optimisation, Precision
+from fedshift.core.resource import RESOURCES
 from fedshift.data.augment import PRESETS
 from fedshift.data.dealing.partitions import Partition, PerDomain
 from fedshift.data.dealing.splits import Given, Split
@@ -44,11 +47,15 @@ class Scenario(Frozen):
 
     The defaults are the same for all methods; :meth:`confounders` lists the choices that change
     results although they belong to no method. ``allow`` names the extra data or knowledge that
-    parts may use (keys of ``RESOURCES``). ``scored`` says which model is evaluated: ``aggregated``
+    parts may use (see ``core.resource``). ``scored`` says which model is evaluated: ``aggregated``
     is the one after the round, ``trained`` each client's own before aggregation.
     ``private_at_new_site`` says which private entries a site gets that has never trained: none at
     all, so that there is no score (``refuse``), the initial ones, the mean of the clients' (which
-    upload them for it), or the net without the necks they belong to (``none``).
+    upload them for it), or the net without the necks they belong to (``none``). ``labelled`` hides
+    the labels of all but this share of each client's training samples; the others become its
+    unlabelled ones. ``class_balance`` lets the classes of a client count the same in its training:
+    by ``weights`` n / (K n_c) in the loss, as scikit-learn has them, or by ``sampling``, which
+    draws the rows of an epoch with replacement, every class equally often on average.
     """
 
     name: str
@@ -60,6 +67,10 @@ class Scenario(Frozen):
     domains: tuple[str, ...]
     unseen: str | None = None  # domain that no client has, for the unseen protocols
     public: str | None = None  # data set for every client and the server, if public_set is allowed
+    objective: Literal["classification", "multi-label", "regression"] = "classification"
+    target: tuple[float, Annotated[float, Field(gt=0)]] = (0.0, 1.0)  # regression: shift, scale
+    class_balance: Literal["none", "weights", "sampling"] = "none"  # at each client, in training
+    labelled: Annotated[float, Field(gt=0, lt=1)] | None = None  # training samples with labels
     split: Split = Given()
     unseen_split: Split | None = None  # None: as for the other domains
     partition: Partition = PerDomain()
@@ -86,8 +97,9 @@ class Scenario(Frozen):
     protocols: tuple[Protocol, ...] = ("personal", "global")
     selection: Literal["validation", "last", "oracle"] = "validation"
     scored: Literal["aggregated", "trained"] = "aggregated"
+    confusion: bool = True  # report counts by true and predicted class of the test samples
     evaluate_every: Positive = 1
-    analyses: tuple[Literal["group-effect"], ...] = ()  # measured at each evaluation
+    analyses: tuple[str, ...] = ()  # measured at each evaluation, see core.analysis
     private_at_new_site: Literal["refuse", "initial", "mean", "none"] = "refuse"
     allow: tuple[str, ...] = ("client_val", "domain_ids")
 
@@ -121,8 +133,17 @@ class Scenario(Frozen):
             raise ValueError(f"domain {self.unseen!r} is both trained on and unseen")
         if self.unseen is None and any(p.startswith("unseen") for p in self.protocols):
             raise ValueError("an unseen protocol needs the name of the unseen domain")
-        if self.unseen is None and "group-effect" in self.analyses:
-            raise ValueError("group-effect is measured on the unseen domain; name one")
+        return self
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        for name in self.analyses:
+            if problem := analysis(name).problem(self):
+                raise ValueError(f"{name} {problem}")
+        if self.target != (0.0, 1.0) and self.objective != "regression":
+            raise ValueError(f"target is for regression; the objective is {self.objective}")
+        if self.class_balance != "none" and self.objective != "classification":
+            raise ValueError(f"class_balance needs classes; the objective is {self.objective}")
         return self
 
     @field_validator("augment")
@@ -135,10 +156,16 @@ class Scenario(Frozen):
     @field_validator("allow")
     @classmethod
     def _known(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
-        for resource in allow:
-            if resource not in RESOURCES:
-                raise ValueError(f"no such resource; known: {', '.join(RESOURCES)}")
+        for name in allow:
+            _registered(RESOURCES, name)
         return allow
+
+    @field_validator("analyses")
+    @classmethod
+    def _measurable(cls, analyses: tuple[str, ...]) -> tuple[str, ...]:
+        for name in analyses:
+            _registered(ANALYSES, name)
+        return analyses
 
     def change(self, **values: Any) -> Scenario:
         """A validated copy with other values; raises a one-line error if they do not fit.
@@ -159,6 +186,11 @@ class Scenario(Frozen):
             return Scenario.model_validate(self.model_dump() | values)
         except ValidationError as error:
             raise ConfigError(one_line(error)) from None
+
+    @property
+    def task(self) -> Objective:
+        """The objective: loss and measures of the kind of target."""
+        return objective(self.objective, *self.target)
 
     @property
     def optimiser_kind(self) -> str:
@@ -201,6 +233,13 @@ class Scenario(Frozen):
 
     def confounders(self) -> dict[str, str]:
         """The choices that are printed with every result, by name."""
+        unusual: dict[str, str] = {}
+        if self.objective != "classification":
+            unusual["objective"] = self.objective
+        if self.class_balance != "none":
+            unusual["class balance"] = f"{self.class_balance} at each client"
+        if self.labelled is not None:
+            unusual["labels"] = f"of {self.labelled:.0%} of the training samples"
         work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"
         rate = f"{self.optimiser_kind} lr {self.lr:g}"
         rate += f" momentum {self.momentum:g}" if self.momentum else ""
@@ -219,7 +258,15 @@ class Scenario(Frozen):
             "selection": self.selection,
             "scored": f"{self.scored} model, every {self.evaluate_every} round(s)",
             "private entries at a new site": self.private_at_new_site,
-        } | ({"smaller than the paper's": self.changed} if self.changed else {})
+        } | (unusual | ({"smaller than the paper's": self.changed} if self.changed else {}))
+
+
+def _registered(registry: Registry[Any], name: str) -> None:
+    """Raise a ``ValueError``, which pydantic reports with its field, if nothing has that name."""
+    try:
+        registry.get(name)
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from None
 
 
 def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -22,6 +23,7 @@ from fedshift.core.channel import EntrySpec
 from fedshift.core.message import Broadcast, Lost, Task, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, batch_norm_buffers, by_scope
+from fedshift.core.part import Scoring
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import MemoryStore, StateStore
 from fedshift.data.samples import Samples
@@ -153,6 +155,11 @@ class Server:
         """A torch generator of (seed, round, server, part), from its start at every call."""
         return seeds.generator(self.seed, self.round, "server", part)
 
+    def scoring(self) -> Scoring:
+        """What the parts' ``predict`` and ``adapt`` see when the server itself scores a model."""
+        inbox = self.method.send_scoring(self, None)
+        return Scoring(None, inbox, partial(seeds.generator, self.seed, self.round, "scoring"))
+
     def keys(self, scope: Scope) -> frozenset[str]:
         """Names of the entries in ``scope``."""
         return self._keys[scope]
@@ -171,13 +178,17 @@ class Server:
         return newest["net"] or tree.pick(self.initial, keys)
 
     def broadcast(self, task: Task, client: str) -> Broadcast:
-        """The message that asks one client for a task: the current model, and payload to train.
+        """The message that asks one client for a task: the current model, and the parts' payload.
 
         Enrolling and donating private entries need no model. Training in round t starts from the
         personal entries of an earlier round; other tasks, which follow it, see those of round t.
         """
         if task in ("enrol", "donate"):
             return Broadcast(client, task, self.round)
-        sent = self.method.gather(lambda part: part.send(self, client)) if task == "train" else {}
+        sent: Tree = {}
+        if task == "train":
+            sent = self.method.gather(lambda part: part.send(self, client))
+        elif task in ("score", "assess"):
+            sent = self.method.send_scoring(self, client)
         own = self.personal_of(client, before=self.round + (task != "train"))
         return Broadcast(client, task, self.round, self.shared, own, sent)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from fedshift.base import seeds
 from fedshift.data.dealing.shares import Share
 from fedshift.data.dealing.splits import TEST, TRAIN, VAL
 from fedshift.data.samples import Domain, Pixels, Samples, union
@@ -24,6 +27,7 @@ class Splits:
     train: Samples
     val: Samples
     test: Samples
+    unlabelled: Samples | None = None  # further training samples whose labels nobody knows
 
     @property
     def inputs(self) -> Samples:
@@ -59,11 +63,12 @@ class Federation:
         def tensor(held: Tensor) -> Tensor:
             return moved.setdefault(id(held), held.to(device))
 
+        def samples(held: Samples) -> Samples:
+            return replace(held, x=tensor(held.x), y=tensor(held.y), rows=tensor(held.rows))
+
         def splits(held: Splits) -> Splits:
-            parts = (held.train, held.val, held.test)
-            return Splits(
-                *(replace(s, x=tensor(s.x), y=tensor(s.y), rows=tensor(s.rows)) for s in parts)
-            )
+            further = samples(held.unlabelled) if held.unlabelled else None
+            return Splits(samples(held.train), samples(held.val), samples(held.test), further)
 
         return replace(
             self,
@@ -86,3 +91,19 @@ def site(share: Share, domains: Mapping[str, Splits]) -> Site:
         union([getattr(domains[name], split) for name in share.rows]) for split in ("val", "test")
     )
     return Site(share.client, share.domain, Splits(union(held), val, test))
+
+
+def hide_labels(site: Site, share: float, seed: int) -> Site:
+    """A client that knows the labels of a share of its training samples, drawn at random.
+
+    At least one sample keeps its label. The others become unlabelled samples, in stored order.
+    """
+    train = site.data.train
+    order = seeds.numpy(seed, "labelled", site.id).permutation(len(train))
+    known = max(1, round(share * len(train)))
+    kept, hidden = (
+        replace(train, rows=train.rows[torch.from_numpy(np.sort(part))])
+        for part in np.split(order, [known])
+    )
+    data = replace(site.data, train=kept, unlabelled=hidden.unlabelled())
+    return replace(site, data=data)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
-Objective = Literal["classification", "regression", "multi-label"]
 SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std for [0, 1]
     "centred": ((0.5,), (0.25,)),
     "unit": ((0.0,), (1.0,)),
@@ -29,16 +28,21 @@ class Domain:
 
     name: str
     x: Tensor  # (N, H, W, C) uint8 images, or (N, D) float vectors
-    y: Tensor  # (N,) int64 classes, (N,) float32 numbers, or (N, K) float32 labels of 0 or 1
+    y: Tensor  # (N,) int64 classes, (N, K) float labels of 0 and 1, or (N,) float numbers
     split: Tensor  # (N,) uint8: 0 train, 1 val, 2 test
-    classes: tuple[str, ...]  # or the name of the number, or of the K labels
+    classes: tuple[str, ...]  # one name per output of a net: classes, labels, or the number's
 
     @property
-    def objective(self) -> Objective:
-        """What there is to learn, by the kind of ``y``."""
+    def objective(self) -> str:
+        """The kind of target: classification, multi-label or regression."""
         if not self.y.is_floating_point():
             return "classification"
-        return "regression" if self.y.dim() == 1 else "multi-label"
+        return "multi-label" if self.y.dim() == 2 else "regression"
+
+    @property
+    def strata(self) -> Tensor:
+        """Class of each row (N,), which splits keep in proportion; all 0 where there is none."""
+        return self.y if self.objective == "classification" else torch.zeros(len(self.y)).long()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,7 +61,7 @@ class Samples:
     """Some rows of a stored array with their labels."""
 
     x: Tensor  # the store, (N, H, W, C) uint8 or (N, D) float
-    y: Tensor  # (N,) int64
+    y: Tensor  # as in Domain
     rows: Tensor  # (n,) int64
     pixels: Pixels = "centred"  # how images become inputs
 
@@ -66,7 +70,7 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """Labels (n,)."""
+        """Targets of the rows, (n,) or (n, K)."""
         return self.y[self.rows]
 
     def take(

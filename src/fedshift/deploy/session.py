@@ -47,9 +47,12 @@ POLL = 0.3  # seconds between two questions for replies: each is a query to the 
 def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
     """The scenario, less what needs data at the server other than those of a ``target``.
 
-    Sites are scored on their own test samples, and nobody is scored on the target.
+    Sites are scored on their own test samples, and nobody is scored on the target. Confusion
+    matrices would tell the server how the classes of a site are distributed.
     """
-    played = scenario.change(protocols=("personal",), analyses=(), private_at_new_site="refuse")
+    played = scenario.change(
+        protocols=("personal",), analyses=(), private_at_new_site="refuse", confusion=False
+    )
     return with_target(played, target)
 
 

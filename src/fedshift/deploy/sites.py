@@ -19,7 +19,7 @@ from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import apply_split
-from fedshift.data.federation import Federation, Site, Splits, whole
+from fedshift.data.federation import Federation, Site, Splits, hide_labels, whole
 from fedshift.data.samples import Domain, Pixels, Samples
 from fedshift.data.sources.images import SUFFIXES, Item, decode_all, tree_source
 from fedshift.data.sources.tables.reading import SUFFIXES as TABLES
@@ -68,6 +68,10 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     codes = apply_split(run.scenario.split, domain, run.seed)
     data = whole(domain, codes, run.scenario.pixels)
     site = Site(settings.id, domain.name, data)
+    if problem := run.scenario.task.wrong_targets(data.train.labels, len(domain.classes)):
+        raise DataError(f"site {site.id} has {problem}; the run's objective is another one")
+    if run.scenario.labelled is not None:
+        site = hide_labels(site, run.scenario.labelled, run.seed)
     return Federation({site.id: site}, {}, None, domain.classes, domain.shape)
 
 

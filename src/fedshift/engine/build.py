@@ -12,15 +12,15 @@ from fedshift.base import seeds
 from fedshift.base.errors import UnknownNameError
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
-from fedshift.core.net import Net
+from fedshift.core.net import Net, Scope, by_scope, fix
 from fedshift.core.registry import BACKBONES
+from fedshift.core.resource import Side, granted
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Policy
 from fedshift.core.state import StateStore
 from fedshift.data.federation import Federation
 from fedshift.data.samples import Samples
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import public_samples
 from fedshift.engine.visit import Worker
 
 
@@ -74,18 +74,14 @@ def build_net(config: RunConfig, method: Method, federation: Federation) -> Net:
     for part in method.parts:
         with seeds.fork(config.seed, "build", part.name):
             part.build(net)
+    fix(net, by_scope(method.scopes(net))[Scope.FIXED])
     return net
 
 
-def allowed_data(federation: Federation, scenario: Scenario, side: str) -> dict[str, Samples]:
+def allowed_data(federation: Federation, scenario: Scenario, side: Side) -> dict[str, Samples]:
     """Extra data that the scenario allows the server or the clients to use, by resource.
 
-    These are unlabelled inputs of the unseen domain and a public data set.
+    These are unlabelled inputs of the unseen domain, a public data set, and whatever is registered.
     """
-    out = {}
-    name = {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
-    if name in scenario.allow and federation.unseen is not None:
-        out[name] = federation.unseen.inputs
-    if "public_set" in scenario.allow and scenario.public is not None:
-        out["public_set"] = public_samples(scenario, federation.shape)
-    return out
+    opened = {r.name: r.open(federation, scenario, side) for r in granted(scenario)}
+    return {name: samples for name, samples in opened.items() if samples is not None}

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 
-import torch
 from torch import Tensor
 
-from fedshift.base.errors import DataError, UnknownNameError
+from fedshift.base.errors import UnknownNameError
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.holdings import Holdings, count_holdings
 from fedshift.data.dealing.partitions import deal
 from fedshift.data.dealing.splits import apply_split
-from fedshift.data.federation import Federation, site, whole
+from fedshift.data.federation import Federation, hide_labels, site, whole
 from fedshift.data.library.loaded import load
-from fedshift.data.samples import Domain, Samples, union
+from fedshift.data.samples import Domain
 
 
 def federate(scenario: Scenario, seed: int) -> Federation:
@@ -29,8 +28,11 @@ def federate(scenario: Scenario, seed: int) -> Federation:
     trained = {name: stores[name] for name in scenario.domains}
     shares = deal(scenario.partition, trained, codes, seed)
     first = next(iter(stores.values()))
+    sites = {share.client: site(share, domains) for share in shares}
+    if scenario.labelled is not None:
+        sites = {name: hide_labels(s, scenario.labelled, seed) for name, s in sites.items()}
     return Federation(
-        {share.client: site(share, domains) for share in shares},
+        sites,
         {name: domains[name] for name in scenario.domains},
         domains[scenario.unseen] if scenario.unseen else None,
         first.classes,
@@ -74,17 +76,3 @@ def stored(scenario: Scenario) -> dict[str, Domain]:
     stores = load(scenario.data, options_of(scenario))
     names = [*scenario.domains, *([scenario.unseen] if scenario.unseen else [])]
     return {name: stores[name] for name in names}
-
-
-def public_samples(scenario: Scenario, shape: tuple[int, ...]) -> Samples:
-    """All inputs of the scenario's public data set, without labels, in the clients' input shape."""
-    assert scenario.public is not None
-    stores = load(scenario.public)
-    first = next(iter(stores.values()))
-    if first.shape != shape:
-        raise DataError(
-            f"public set {scenario.public!r} has inputs of shape {first.shape}, the clients of "
-            f"{shape}; take one of the same shape"
-        )
-    inputs = [Samples(d.x, d.y, torch.arange(len(d.y)), scenario.pixels) for d in stores.values()]
-    return union(inputs).unlabelled()

@@ -6,16 +6,18 @@ raise; they must never repair a setting, since a silent change would be another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.base.errors import ConfigError, DataError, NotAllowedError
 from fedshift.core.aggregate import ByExamples, Mean, Uniform
-from fedshift.core.component import RESOURCES, Declares
+from fedshift.core.analysis import analysis
+from fedshift.core.component import Declares
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope
 from fedshift.core.part import Part
+from fedshift.core.resource import resource
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Policy, Server
 from fedshift.data.federation import Federation
@@ -25,17 +27,12 @@ def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
     """Compare what every component declares that it needs with what the scenario allows and has."""
     size = scenario.cohort_size(clients)
     for item in method.declared:
-        _check_target(item, scenario)
-        for need in sorted(item.needs - set(scenario.allow)):
-            unnamed = need == "public_set" and scenario.public is None
-            raise NotAllowedError(
-                f"{item.name} needs {RESOURCES[need]}, which scenario {scenario.name!r} does not "
-                f"allow; add {need!r} to its allow"
-                + (" and name one with public='DATASET'" if unnamed else ""),
-                f"allow={need}",
-                *(["scenario.public=DATASET"] if unnamed else []),
+        _check_resources(item, scenario)
+        if item.objectives is not None and scenario.objective not in item.objectives:
+            raise ConfigError(
+                f"{item.name} is for {' and '.join(sorted(item.objectives))}; the objective of "
+                f"scenario {scenario.name!r} is {scenario.objective}; use another method, or fedavg"
             )
-        _check_present(item, scenario)
         if item.needs_full_participation and size < clients:
             raise ConfigError(
                 f"{item.name} needs every client in every round, but {size} of {clients} are "
@@ -68,31 +65,21 @@ def check_policy(method: Method, policy: Policy) -> None:
             )
 
 
-def _check_target(item: Declares, scenario: Scenario) -> None:
-    """Require an unseen domain for components that use its inputs.
-
-    Checked before the resource itself: allowing the resource would not help without a domain.
-    """
-    target = item.needs & {"server_unlabelled", "client_target_unlabelled"}
-    if target and scenario.unseen is None:
-        missing = sorted(target - set(scenario.allow))
-        also = f" and add {', '.join(map(repr, missing))} to its allow" if missing else ""
-        raise ConfigError(
-            f"{item.name} needs a target domain, and scenario {scenario.name!r} has none; name one "
-            f"with unseen='DOMAIN'{also}",
-            "scenario.unseen=DOMAIN",
-            *(f"allow={need}" for need in missing),
+def _check_resources(item: Declares, scenario: Scenario) -> None:
+    """Require that every resource a component needs exists in the scenario and is allowed."""
+    for need in map(resource, sorted(item.needs)):
+        lacking, allowed = need.missing(scenario), need.granted(scenario)
+        remedies = [] if allowed else [(f"add {need.name!r} to its allow", f"allow={need.name}")]
+        remedies += [lacking] if lacking else []
+        if not remedies:
+            continue
+        state = "has none" if lacking else "does not allow it"
+        text = (
+            f"{item.name} needs {need.doc}, and scenario {scenario.name!r} {state}; "
+            + " and ".join(remedy for remedy, _ in remedies)
         )
-
-
-def _check_present(item: Declares, scenario: Scenario) -> None:
-    """A resource that is allowed must exist as well."""
-    if "public_set" in item.needs and scenario.public is None:
-        raise ConfigError(
-            f"{item.name} needs a public data set, and scenario {scenario.name!r} has none; name "
-            "one with public='DATASET'",
-            "scenario.public=DATASET",
-        )
+        options = [option for _, option in remedies]
+        raise ConfigError(text, *options) if allowed else NotAllowedError(text, *options)
 
 
 def _check_optimiser(item: Declares, scenario: Scenario) -> None:
@@ -135,13 +122,8 @@ def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
             raise DataError(
                 f"client {site.id} has no validation samples; give it some or set selection=last"
             )
-        _check_labels(site.id, site.data.train.labels.tolist(), len(federation.classes))
-
-
-def _check_labels(client: str, labels: Iterable[int], classes: int) -> None:
-    odd = sorted({label for label in labels if not 0 <= label < classes})
-    if odd:
-        raise DataError(f"client {client} has label {odd[0]}; labels go from 0 to {classes - 1}")
+        if problem := scenario.task.wrong_targets(site.data.train.labels, len(federation.classes)):
+            raise DataError(f"client {site.id} has {problem}")
 
 
 SENDING = ("enrol",)  # hooks whose payload does not pass through ``encode``
@@ -242,5 +224,6 @@ def _rule(server: Server) -> Iterator[str]:
         yield f"{rule.name} is not a plain mean"
     if rule.weights is not None and type(rule.weights) not in (ByExamples, Uniform):
         yield f"{rule.weights.name} weighs single updates"
-    if server.scenario.analyses:
-        yield f"{server.scenario.analyses[0]} looks at single updates"
+    for name in server.scenario.analyses:
+        if analysis(name).reads_updates:
+            yield f"{name} looks at single updates"

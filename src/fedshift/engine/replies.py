@@ -21,6 +21,7 @@ from fedshift.base.tree import Tree
 from fedshift.core.channel import EntrySpec
 from fedshift.core.message import Broadcast, Lost, Task, Update
 from fedshift.core.net import Scope
+from fedshift.core.objective import scores_of
 from fedshift.core.server import Observer, Policy, Server, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two attempts, doubled each time
@@ -197,7 +198,6 @@ class Retry:
 
 
 SLACK = 16 * 2**20  # bytes that an update may have beyond four times the model's
-COUNTED = [f"{split}/{key}" for split in ("val", "test") for key in ("right", "count", "loss")]
 
 
 def why_rejected(
@@ -279,12 +279,12 @@ def _wrong_scalars(server: Server, update: Update) -> str:
     enrolled = server.roster.get(update.client)
     if enrolled and enrolled.examples != update.examples and update.task != "enrol":
         return f"examples is {update.examples}, but it enrolled with {enrolled.examples}"
-    for name in COUNTED if update.task in ("score", "assess") else ():
-        if name not in update.metrics:
-            return f"metric {name} is missing"
     for name, number in update.metrics.items():
         if type(number) not in (int, float) or not math.isfinite(number):
             return f"metric {name} is {number!r}, not a finite number"
+    for split in ("val", "test") if update.task in ("score", "assess") else ():
+        if problem := server.scenario.task.wrong_score(scores_of(update.metrics, split)):
+            return f"{split}: {problem}"
     return ""
 
 

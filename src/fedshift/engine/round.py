@@ -15,6 +15,7 @@ from fedshift.base import seeds, tree
 from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 from fedshift.core.aggregate import WEIGHTINGS, weighted_mean
+from fedshift.core.analysis import analysis
 from fedshift.core.channel import Channel
 from fedshift.core.message import Broadcast, Task, Update
 from fedshift.core.method import Method
@@ -233,7 +234,7 @@ def streams(server: Server) -> bool:
         and server.method.streams
         and server.method.aggregate.streams(server)
         and not server.keys(Scope.PERSONAL)
-        and not server.scenario.analyses
+        and not any(analysis(name).reads_updates for name in server.scenario.analyses)
     )
 
 

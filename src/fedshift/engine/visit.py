@@ -7,29 +7,17 @@ earlier visit except through the client's own stored state.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fedshift.base import seeds, tree
 from fedshift.base.errors import DivergedError
 from fedshift.base.tree import Tree
 from fedshift.core.client import Client
-from fedshift.core.loop import (
-    Batch,
-    Log,
-    Step,
-    Turn,
-    descend,
-    optimiser_state,
-    restore_optimiser,
-    shuffled_rows,
-)
 from fedshift.core.message import Broadcast, Update
 from fedshift.core.method import Method
 from fedshift.core.net import (
@@ -41,12 +29,13 @@ from fedshift.core.net import (
     load,
 )
 from fedshift.core.objective import score
-from fedshift.core.part import Named, Phase, Player, through_net, whole_net
+from fedshift.core.part import Scoring
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import State, StateStore
-from fedshift.data.augment import PRESETS, apply
 from fedshift.data.federation import Site
 from fedshift.data.samples import Samples
+from fedshift.engine.inputs import InputGuard
+from fedshift.engine.training import LocalTraining
 
 
 @dataclass
@@ -69,15 +58,14 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.entries = self.net.state_dict()  # the net's own tensors; a copy into them loads it
-        self.named = dict(self.net.named_parameters())
         self.device = next(iter(self.entries.values())).device
         self.initial = tree.clone(self.entries)
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
         self._keys = by_scope(self.scopes)
-        self.acting = {
-            h: self.method.overriding(h) for h in ("probe", "batch", "loss", "edit_gradients")
-        }
+        self.guard = InputGuard(self.net.shape, self.device)
+        fixed = self.keys(Scope.FIXED)
+        self.training = LocalTraining(self.method, self.scenario, self.net, self.guard, fixed)
 
     def keys(self, scope: Scope) -> frozenset[str]:
         """Names of the entries whose scope is ``scope``."""
@@ -145,6 +133,7 @@ class Worker:
         """
         known = "domain_ids" in self.scenario.allow
         summaries = tree.clone(self.method.gather(lambda part: part.enrol(client)))
+        self._refuse_inputs(summaries, client, "its summary")
         if kept := self._kept(client):
             self.store.save(client.id, message.round, kept)
         return Update(
@@ -164,13 +153,9 @@ class Worker:
         The state is saved last, with what channels have written into it (the residual of a codec);
         what they do to the update never reaches the client's own copy of the weights.
         """
+        self.guard.begin()
         probed = self._probe(client)
-        for part in self.method.parts:
-            part.begin(client)
-        log = Log()
-        for phase in self.method.phases(client):
-            self._phase(client, phase, log)
-        metrics = log.means(self._where(client))
+        metrics = self.training.run(client).means(self._where(client))
         payload = tree.merge([probed, self.method.gather(lambda part: part.finish(client))])
         final = tree.contiguous(self.entries)  # a copy only of entries that are not contiguous
         self._require_finite(client, final)
@@ -185,6 +170,8 @@ class Worker:
             steps=client.steps,
             metrics=metrics,
         )
+        self._refuse_inputs(final, client, "its net")
+        self._refuse_inputs(update.payload, client, "its payload")
         encoded = self.method.encode(client, update)
         self._remember(client, final)
         return encoded
@@ -203,7 +190,7 @@ class Worker:
         generator is restored by ``seeds.fork``. ``client.state`` is not restored: a probe must not
         write it.
         """
-        if not self.acting["probe"]:
+        if not self.method.overriding("probe"):
             return {}
         with seeds.fork(self.seed, client.round, client.id, "probe"):
             found = self.method.gather(lambda part: part.probe(client))
@@ -212,97 +199,10 @@ class Worker:
         client._generators.clear()  # noqa: SLF001  made by this visit
         return found
 
-    def _phase(self, client: Client, phase: Phase, log: Log) -> None:
-        """Train the net for one phase, in place, and add to ``client.steps``.
-
-        If no part changes batches, losses or gradients and the only player uses the plain forward
-        pass, each batch sees exactly one forward pass. Then ``descend`` need not prevent BatchNorm
-        statistics from being updated more than once per batch (``one_forward``).
-        """
-        turns = [self._turn(client, player) for player in phase.players]
-        keep = self.scenario.optimiser_state == "keep"
-        for turn in turns if keep else ():
-            restore_optimiser(turn, client.state["optimiser"])
-        once = not any(self.acting[hook] for hook in ("batch", "loss", "edit_gradients"))
-        once &= len(turns) == 1 and phase.players[0].forward is through_net
-        descend(self.net, self._batches(client, phase), turns, log, one_forward=once)
-        client.steps += self._steps(client, turns)
-        for turn in turns if keep else ():
-            client.state["optimiser"] |= optimiser_state(turn)
-
-    def _steps(self, client: Client, turns: Sequence[Turn]) -> int:
-        """Steps of the shared entry that was updated most often; those of players do not add up."""
-        taken: Counter[str] = Counter()
-        for turn in turns:
-            own = {k for k, p in turn.parameters if self.named.get(k) is p}
-            for key in own & client.sent if client.sent else own:
-                taken[key] += turn.steps
-        return max(taken.values(), default=0)
-
-    def _turn(self, client: Client, player: Player) -> Turn:
-        """Bind a player to this client: its parameters, forward pass, objective and optimiser."""
-        optimisation = self.scenario.optimisation(client.round)
-        if player.optimisation:
-            optimisation = player.optimisation(optimisation)
-        objective = partial(player.objective or self._base_loss, client)
-        editing = self.acting["edit_gradients"]
-
-        def edit_gradients(step: Step) -> None:
-            for part in editing:
-                part.edit_gradients(client, step)
-
-        own = self.named.items() if player.train is whole_net else player.train(client)
-        return Turn(
-            player.name,
-            [*own, *(self._extra_parameters(client) if not player.objective else ())],
-            partial(player.forward, client),
-            objective,
-            optimisation,
-            edit_gradients if editing and player.objective is None else None,
-        )
-
-    def _extra_parameters(self, client: Client) -> Named:
-        """Tensors outside the net that parts train, as ``part/key``."""
-        for part in self.method.parts:
-            for key, parameter in part.extra_parameters(client):
-                yield f"{part.name}/{key}", parameter
-
-    def _base_loss(self, client: Client, step: Step) -> dict[str, Tensor]:
-        """The task loss and every part's loss term, each under its name."""
-        terms = {"task": F.cross_entropy(step.out.logits, step.y)}
-        for part in self.acting["loss"]:
-            term = part.loss(client, step)
-            if term is not None:
-                terms[part.name] = term
-        return terms
-
-    def _batches(self, client: Client, phase: Phase) -> Iterator[Batch]:
-        """Yield the phase's batches: shuffled, augmented, and changed by every part's ``batch``.
-
-        A phase without epochs and steps of its own uses the scenario's local budget.
-        """
-        epochs, steps = phase.epochs, phase.steps
-        if epochs is None and steps is None:
-            epochs, steps = self.scenario.epochs, self.scenario.steps
-        train = client.site.data.train
-        augment = PRESETS[self.scenario.augment]
-        change = (
-            partial(apply, augment, generator=client.generator("augment")) if augment.ops else None
-        )
-        rows = shuffled_rows(
-            len(train),
-            self.scenario.batch_size,
-            client.generator("batches"),
-            epochs=epochs,
-            steps=steps,
-        )
-        for positions in rows:
-            x, y = train.take(positions, change)
-            batch = Batch(x, y, client.batches)
-            for part in self.acting["batch"]:
-                batch = part.batch(client, batch)
-            client.batches += 1
-            yield batch
+    def _refuse_inputs(self, entries: Tree, client: Client, what: str) -> None:
+        """Raise if what outlives the visit contains an input; only a part can have put it there."""
+        if self.method.parts and entries:
+            self.guard.refuse(entries, client, f"{self._where(client)}: {what}")
 
     def _where(self, client: Client) -> str:
         return f"{self.label}, client {client.id}, round {client.round}"
@@ -326,6 +226,8 @@ class Worker:
         the whole trained net. All are copies: ``final`` may be the net's own tensors.
         """
         own = {"net": tree.pick(final, self.keys(Scope.PRIVATE))}
+        fixed = self.keys(Scope.FIXED)  # every net has them already
+        final = {k: v for k, v in final.items() if k not in fixed} if fixed else final
         if self.previous:
             own["previous"] = final
         if self.scenario.scored == "trained":
@@ -333,9 +235,10 @@ class Worker:
         own = {name: tree.clone(entries) for name, entries in own.items() if entries}
         self.store.save(client.id, client.round, self._kept(client) | own)
 
-    @staticmethod
-    def _kept(client: Client) -> dict[str, Tree]:
-        """A copy of the client's state, without empty entries."""
+    def _kept(self, client: Client) -> dict[str, Tree]:
+        """A copy of the client's state, without empty entries; refuses the site's inputs in it."""
+        for name, entries in client.state.items():
+            self._refuse_inputs(entries, client, f"client.state[{name!r}]")
         return {name: tree.clone(entries) for name, entries in client.state.items() if entries}
 
     def _statistics(self, client: Client, message: Broadcast) -> Update:
@@ -362,12 +265,17 @@ class Worker:
         return self._count(message, client, None)
 
     def _count(self, message: Broadcast, client: Client, scored_as: Client | None) -> Update:
-        """Correct predictions, samples and summed loss on the validation and test samples."""
-        predict = partial(self.method.predict, self.net, client=scored_as)
+        """What the objective measures on the validation and test samples."""
+        draw = partial(seeds.generator, self.seed, client.round, client.id, "scoring")
+        scoring = Scoring(scored_as, client.inbox, draw)
+        predict = partial(self.method.predict, self.net, scoring)
         self.net.eval()
         metrics: dict[str, float] = {}
         for split in ("val", "test"):
-            found = score(predict, getattr(client.site.data, split))
+            samples, cells = getattr(client.site.data, split), split == "test"
+            found = score(
+                predict, samples, self.scenario.task, cells=cells and self.scenario.confusion
+            )
             metrics |= {f"{split}/{key}": value for key, value in found.items()}
         return Update(
             message.client, message.task, message.round, examples=client.examples, metrics=metrics

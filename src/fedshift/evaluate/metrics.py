@@ -1,4 +1,4 @@
-"""From counts of correct predictions to metrics: per client, per domain, and the four in tables.
+"""From scored counts to metrics: per client, per domain, and the four numbers of tables.
 
 ``evaluate.protocols`` makes them, results and reports read them. They are plain numbers: nothing
 here may look at a model, a method or a scenario.
@@ -6,35 +6,56 @@ here may look at a model, a method or a scenario.
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
+
+from fedshift.core.objective import CONFUSION
 
 
 @dataclass(frozen=True)
 class Count:
-    """Correct predictions and summed loss of one model on one set of samples."""
+    """What scoring one model on one set of samples gave."""
 
     name: str  # of the client, or of the domain if the server scored it
     domain: str
-    right: float
+    score: float  # the objective's main measure in per cent, such as accuracy
     count: float
     loss: float
     weight: float  # in ``all``: training samples of a client, or scored samples of a domain
+    measures: Mapping[str, float] = field(default_factory=dict)  # those that are defined
+    confusion: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
-    @property
-    def accuracy(self) -> float:
-        """Accuracy in per cent."""
-        return 100.0 * self.right / self.count
+    @classmethod
+    def of(
+        cls, found: Mapping[str, float], main: str, name: str, domain: str, weight: float
+    ) -> Self:
+        """From the numbers that ``core.objective.score`` returns; NaN if nothing was scored."""
+        cells = {k: v for k, v in found.items() if k.startswith(f"{CONFUSION}/")}
+        return cls(
+            name,
+            domain,
+            found.get(main, math.nan),
+            found["count"],
+            found["loss"],
+            weight,
+            {k: v for k, v in found.items() if k not in (*cells, "count", "loss")},
+            {(int(i), int(j)): v for k, v in cells.items() for _, i, j in [k.split("/")]},
+        )
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Accuracies in per cent under one protocol, on one split.
+    """Numbers under one protocol, on one split; the main measure is accuracy, or R2, in per cent.
 
-    ``avg`` is the mean over domains, ``std`` their sample standard deviation (ddof = 1), ``all``
-    the weighted mean over clients (or domains), ``worst`` the lowest client (or domain).
+    Of the main measure, ``avg`` is the mean over domains, ``std`` their sample standard deviation
+    (ddof = 1), ``all`` the weighted mean over clients (or domains), ``worst`` the lowest client (or
+    domain). ``measures`` holds every measure, averaged as ``avg`` is, and ``by_domain`` the same
+    per domain; one that is defined nowhere is missing. ``confusion`` holds rows of (true class,
+    predicted class, count) per domain.
     """
 
     avg: float
@@ -44,33 +65,71 @@ class Metrics:
     loss: float
     domains: dict[str, float]
     clients: dict[str, float]
+    measures: dict[str, float] = field(default_factory=dict)
+    by_domain: dict[str, dict[str, float]] = field(default_factory=dict)
+    confusion: dict[str, list[list[int]]] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)  # scored per domain, over its clients
 
     @classmethod
     def of(cls, counts: Sequence[Count]) -> Self:
-        """Metrics from counts; the accuracy of a domain is the mean over its clients."""
-        domains = {
-            d: statistics.fmean(c.accuracy for c in counts if c.domain == d)
-            for d in dict.fromkeys(c.domain for c in counts)
-        }
+        """Metrics from counts; the value of a domain is the mean over its clients."""
+        names = dict.fromkeys(c.domain for c in counts)
+        domains = {d: statistics.fmean(c.score for c in counts if c.domain == d) for d in names}
         weight = sum(c.weight for c in counts)
+        by_domain = {d: _means([c.measures for c in counts if c.domain == d]) for d in names}
         return cls(
             avg=statistics.fmean(domains.values()),
             std=statistics.stdev(domains.values()) if len(domains) > 1 else 0.0,
-            all=sum(c.accuracy * c.weight for c in counts) / weight,
-            worst=min(c.accuracy for c in counts),
-            loss=sum(c.loss for c in counts) / sum(c.count for c in counts),
+            all=sum(c.score * c.weight for c in counts) / weight,
+            worst=min(c.score for c in counts),
+            loss=sum(c.loss for c in counts) / max(1.0, sum(c.count for c in counts)),
             domains=domains,
-            clients={c.name: c.accuracy for c in counts if c.name != c.domain},
+            clients={c.name: c.score for c in counts if c.name != c.domain},
+            measures=_means(by_domain.values()),
+            by_domain=by_domain,
+            confusion={
+                d: cells for d in names if (cells := _cells(c for c in counts if c.domain == d))
+            },
+            samples={d: round(sum(c.count for c in counts if c.domain == d)) for d in names},
         )
 
+    def value(self, key: str) -> float:
+        """A number by name: avg, std, all, worst, loss, a domain or a measure; NaN if unknown."""
+        if key in self.domains:
+            return self.domains[key]
+        if key in ("avg", "std", "all", "worst", "loss"):
+            return float(getattr(self, key))
+        return self.measures.get(key, math.nan)
+
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return asdict(self)
+        """The fields as plain JSON values; measures stand beside ``avg``, by their names."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "measures"}
+        return {k: v for k, v in own.items() if k not in OPTIONAL or v} | self.measures
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`."""
-        return cls(**value)
+        """Inverse of :meth:`to_json`; rows of earlier versions have no measures."""
+        names = {f.name for f in fields(cls)}
+        measures = {k: v for k, v in value.items() if k not in names}
+        return cls(**{k: v for k, v in value.items() if k in names}, measures=measures)
+
+
+OPTIONAL = ("by_domain", "confusion", "samples")
+
+
+def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each measure averaged over the rows that have it."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {n: statistics.fmean(row[n] for row in rows if n in row) for n in names}
+
+
+def _cells(counts: Iterable[Count]) -> list[list[int]]:
+    """Confusion matrices added up, as rows of (true class, predicted class, count)."""
+    total: Counter[tuple[int, int]] = Counter()
+    for count in counts:
+        total.update({cell: round(n) for cell, n in count.confusion.items()})
+    return [[i, j, n] for (i, j), n in sorted(total.items())]
 
 
 def rounds_to(threshold: float, history: Iterable[tuple[int, float]]) -> int | None:

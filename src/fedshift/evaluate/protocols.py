@@ -22,7 +22,7 @@ from fedshift.base.tree import Tree
 from fedshift.core.aggregate import Uniform, weighted_mean
 from fedshift.core.message import Task, Update
 from fedshift.core.net import Net, Scope, load
-from fedshift.core.objective import score
+from fedshift.core.objective import score, scores_of
 from fedshift.core.server import Observer, Server, Transport
 from fedshift.data.federation import Federation, Splits
 from fedshift.data.samples import Samples
@@ -43,7 +43,7 @@ def evaluate(
     out = at_server(server, transport, federation, observer)
     for name, task in at_sites(server).items():
         updates = collect(server, transport, task, sorted(server.roster), observer)
-        out[name] = personal(updates, federation)
+        out[name] = personal(updates, federation, server.scenario.task.main)
     return {name: out[name] for name in server.scenario.protocols if name in out}
 
 
@@ -71,24 +71,24 @@ def at_server(
     return out
 
 
-def personal(updates: list[Update], federation: Federation) -> dict[str, Metrics]:
-    """Metrics from the counts that the clients reported.
+def personal(updates: list[Update], federation: Federation, main: str) -> dict[str, Metrics]:
+    """Metrics from the numbers that the clients reported; ``main`` is the objective's measure.
 
     Clients are put in the order of the federation, so that domains appear as in the scenario.
     """
     order = {client: i for i, client in enumerate(federation.sites)}  # domains as the scenario's
+    ordered = sorted(updates, key=lambda u: order[u.client])
     out = {}
     for split in ("val", "test"):
         counts = [
-            Count(
+            Count.of(
+                scores_of(u.metrics, split),
+                main,
                 u.client,
                 federation.sites[u.client].domain,
-                u.metrics[f"{split}/right"],
-                u.metrics[f"{split}/count"],
-                u.metrics[f"{split}/loss"],
-                weight=u.examples,
+                u.examples,
             )
-            for u in sorted(updates, key=lambda u: order[u.client])
+            for u in ordered
         ]
         out[split] = Metrics.of(counts)
     return out
@@ -156,17 +156,20 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
 
 def adapt(server: Server, unlabelled: Samples) -> None:
     """Let every part adapt ``server.net``, in place, to the unlabelled inputs of a new site."""
+    scoring = server.scoring()
     with seeds.fork(server.seed, server.round, "adapt"):
         for part in server.method.parts:
-            part.adapt(server.net, unlabelled)
+            part.adapt(server.net, unlabelled, scoring)
 
 
 def count_domains(server: Server, domains: Mapping[str, Splits], split: str) -> Metrics:
     """Metrics of ``server.net`` on one split of each domain."""
     server.net.eval()
-    predict = partial(server.method.predict, server.net, client=None)
+    predict = partial(server.method.predict, server.net, server.scoring())
+    task, cells = server.scenario.task, server.scenario.confusion and split == "test"
     counts = []
     for name, splits in domains.items():
         samples: Samples = getattr(splits, split)
-        counts.append(Count(name, name, **score(predict, samples), weight=len(samples)))
+        found = score(predict, samples, task, cells=cells)
+        counts.append(Count.of(found, task.main, name, name, len(samples)))
     return Metrics.of(counts)

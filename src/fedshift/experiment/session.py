@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from fedshift.base.process import cores
 from fedshift.base.tree import Tree
+from fedshift.core.analysis import analysis
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Update
 from fedshift.core.method import Method
@@ -26,7 +27,6 @@ from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
-from fedshift.evaluate.group_effect import group_effect
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
@@ -105,8 +105,8 @@ class Session:
             score = at_server if piggybacked else evaluate
             scored = score(server, self.transport, self.federation, self.record)
             row["scores"] = as_json(scored)
-            if "group-effect" in scenario.analyses:
-                row["group-effect"] = group_effect(server, updates, self.federation)
+            for name in scenario.analyses:
+                row[name] = analysis(name).measure(server, updates, self.federation)
             if missing := self.record.unscored(server.round):
                 row["unscored"] = missing
         row["seconds_scoring"] = time.perf_counter() - began - row["seconds"]
@@ -141,7 +141,8 @@ class Session:
         if missing := record.unscored(row["round"]):
             row["unscored"] = missing
         for name, task in tasks.items():
-            counted = personal([u for u in answers if u.task == task], self.federation)
+            scored = [u for u in answers if u.task == task]
+            counted = personal(scored, self.federation, server.scenario.task.main)
             row["scores"] |= as_json({name: counted})
         order = [p for p in server.scenario.protocols if p in row["scores"]]
         row["scores"] = {name: row["scores"][name] for name in order}
@@ -215,7 +216,8 @@ def play(session: Session) -> RunResult:
     listener.started(config, len(server.roster), server.round + 1)
     while server.round < config.scenario.rounds:
         listener.round_done(session.advance())
-    summary = summarise(config, record.metrics, **_facts(server, record))
+    facts = _facts(server, record) | {"classes": list(session.federation.classes)}
+    summary = summarise(config, record.metrics, **facts)
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import (
@@ -19,6 +18,7 @@ from fedshift import (
     Part,
     Phase,
     Player,
+    Scoring,
     Step,
     Tree,
     call,
@@ -40,7 +40,7 @@ class PersonalModel(Part):
     def begin(self, client: Client) -> None:
         """Make v_k trainable: its parameters become leaves of the graph."""
         branch = client.state[self.name] or client.received
-        trained = {k for k, _ in client.net.named_parameters()}
+        trained = {k for k, p in client.net.named_parameters() if p.requires_grad}
         client.state[self.name] = {
             k: nn.Parameter(v.clone()) if k in trained else v.clone() for k, v in branch.items()
         }
@@ -61,16 +61,17 @@ class PersonalModel(Part):
         """F_k(v) + lam/2 |v - w|^2."""
         gaps = [(v - client.received[k]).square().sum() for k, v in self.branch(client)]
         pull = 0.5 * self.lam * torch.stack(gaps).sum()
-        return {f"{self.name}/task": F.cross_entropy(step.out.logits, step.y), self.name: pull}
+        task = client.task.loss(step.out.logits, step.y)
+        return {f"{self.name}/task": task, self.name: pull}
 
     def finish(self, client: Client) -> Tree:
         """Store v_k as plain tensors; nothing of it is sent."""
         client.state[self.name] = {k: v.detach() for k, v in client.state[self.name].items()}
         return {}
 
-    def predict(self, net: Net, x: Tensor, client: Client | None) -> Tensor | None:
+    def predict(self, net: Net, x: Tensor, scoring: Scoring) -> Tensor | None:
         """Score the personal model where there is one."""
-        branch = client.state[self.name] if client else {}
+        branch = scoring.client.state[self.name] if scoring.client else {}
         return call(net, branch, x).logits if branch else None
 
 

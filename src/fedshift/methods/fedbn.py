@@ -10,6 +10,7 @@ from fedshift import (
     Part,
     Samples,
     Scope,
+    Scoring,
     batch_norm_keys,
     estimate_statistics,
     register,
@@ -26,7 +27,7 @@ class PrivateBatchNorm(Part):
         """All five entries of each layer."""
         return dict.fromkeys(batch_norm_keys(net), Scope.PRIVATE)
 
-    def adapt(self, net: Net, unlabelled: Samples) -> None:
+    def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
         """At a new site, estimate the statistics anew on its unlabelled inputs."""
         estimate_statistics(net, unlabelled.chunks(64))
 

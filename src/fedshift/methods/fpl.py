@@ -112,6 +112,8 @@ class ClusterPrototypes(Part):
     averages train-mode features over the last epoch, while weights change: ``train_pass``.
     """
 
+    objectives = frozenset({"classification"})
+
     tau: float = setting(0.02, "temperature of the contrast", low=1e-6)
     lam_contrast: float = setting(1.0, "weight of the contrast", low=0.0)
     lam_consistency: float = setting(1.0, "weight of the squared distance", low=0.0)

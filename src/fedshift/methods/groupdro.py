@@ -31,7 +31,7 @@ class LossProbe(Part):
     def probe(self, client: Client) -> Tree:
         """l_k, before training."""
         client.net.eval()
-        found = score(lambda x: client.net(x).logits, client.site.data.train)
+        found = score(lambda x: client.net(x).logits, client.site.data.train, client.task)
         return {"loss": torch.tensor(found["loss"] / found["count"], dtype=torch.float64)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import one_hot
 
 from fedshift import Batch, Client, Method, Part, register, setting
 
@@ -21,7 +21,7 @@ class Mixup(Part):
         generator = client.generator(self.name)
         share = float(client.numpy(self.name).beta(self.alpha, self.alpha))
         other = torch.randperm(len(batch.x), generator=generator)
-        y = batch.y if batch.y.dim() == 2 else F.one_hot(batch.y, client.classes).float()  # (B, K)
+        y = batch.y if batch.y.is_floating_point() else one_hot(batch.y, client.classes).float()
         return batch.replace(
             x=torch.lerp(batch.x[other], batch.x, share), y=torch.lerp(y[other], y, share)
         )

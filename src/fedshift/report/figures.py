@@ -30,8 +30,9 @@ from scipy.optimize import isotonic_regression
 from fedshift.base.errors import ConfigError
 from fedshift.base.files import write_bytes
 from fedshift.data.dealing.holdings import Holdings
+from fedshift.report.further import title
 from fedshift.report.results import Cell, Comparison, RunResult
-from fedshift.report.tables import TableRow, rows, rule_note, seeds_note
+from fedshift.report.tables import TableRow, rows, rule_note, runs_of, seeds_note
 
 INK = "#1f2328"  # colour of text and axes; in an HTML page it becomes the page's text colour
 # Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
@@ -98,10 +99,15 @@ def curves(comparison: Comparison, scenario: str, protocol: str) -> Figure:
             runs = comparison.of(row.method, scenario)
             ends.append(_curve(axes, runs, protocol, i))
         _label_ends(axes, names, ends, height)
-        axes.set(xlabel=_below("round", found), ylabel="test accuracy, AVG (%)")
+        axes.set(xlabel=_below("round", found), ylabel=f"test {_main(comparison, scenario)}, AVG")
         axes.locator_params(axis="x", integer=True)
         _title(axes, f"{scenario}: {protocol}", wrapped(_curves_note(found), 84))
     return figure
+
+
+def _main(comparison: Comparison, scenario: str) -> str:
+    """The measure that the figures show: accuracy, or what the scenario's objective has instead."""
+    return title(runs_of(comparison, scenario)[0].config.scenario.task.main)
 
 
 def _below(label: str, found: Sequence[TableRow]) -> str:
@@ -202,7 +208,9 @@ def domains(comparison: Comparison, scenario: str, protocol: str) -> Figure:
             shift = 0.72 * ((position + 0.5) / len(drawn) - 0.5)
             _dots(axes, cells, [y + shift for y in range(len(lines))], (i, wrapped(row.method, 22)))
         axes.set(
-            xlabel=_below("test accuracy (%)", found), yticks=range(len(lines)), yticklabels=lines
+            xlabel=_below(f"test {_main(comparison, scenario)}", found),
+            yticks=range(len(lines)),
+            yticklabels=lines,
         )
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")

@@ -95,16 +95,21 @@ def csv(comparison: Comparison) -> str:
             for choice in CHOICES:
                 if outcome := result.outcome(protocol, choice):
                     head = [*first, protocol, choice, outcome.rule, outcome.round]
-                    sheet.writerows([*head, *line] for line in _values(outcome))
+                    lines = _values(outcome, config.scenario.task.main)
+                    sheet.writerows([*head, *line] for line in lines)
     return out.getvalue()
 
 
-def _values(outcome: Outcome) -> Iterable[tuple[str, str, float]]:
-    """(measure, domain, value) of each domain's accuracy and of every measure."""
-    for domain, value in outcome.metrics.domains.items():
-        yield "accuracy", domain, value
+def _values(outcome: Outcome, main: str) -> Iterable[tuple[str, str, float]]:
+    """(measure, domain, value) of each domain's main measure and of every other one."""
+    found = outcome.metrics
+    for domain, value in found.domains.items():
+        yield main, domain, value
     for measure in MEASURES:
-        yield measure, "", getattr(outcome.metrics, measure)
+        yield measure, "", found.value(measure)
+    for domain, row in found.by_domain.items():
+        yield from ((name, domain, value) for name, value in row.items() if name != main)
+    yield from ((name, "", value) for name, value in found.measures.items() if name != main)
 
 
 def write(text: str, path: Path) -> None:

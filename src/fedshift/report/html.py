@@ -20,7 +20,7 @@ from fedshift.base.errors import ConfigError
 from fedshift.base.files import read_json, write_bytes
 from fedshift.base.version import __version__
 from fedshift.core.config import environment
-from fedshift.report import optional
+from fedshift.report import further, optional
 from fedshift.report.results import Cell, Choice, Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -28,6 +28,7 @@ from fedshift.report.tables import (
     Summary,
     TableRow,
     choice_name,
+    domains_of,
     leaders,
     measure_name,
     measures_of,
@@ -152,7 +153,40 @@ def protocol(comparison: Comparison, scenario: str, name: str) -> dict[str, Any]
         "text": PROTOCOLS.get(name, ""),
         "tables": {c: per_domain(rows(comparison, scenario, name, c), c) for c in CHOICES},
         "figures": list(drawings(comparison, scenario, name)),
+        "further": further_measures(comparison, scenario, name),
+        "confusion": list(confusions(comparison, scenario, name)),
     }
+
+
+def further_measures(comparison: Comparison, scenario: str, name: str) -> Grid | None:
+    """One line per method: every measure beside the main one, mean over domains and seeds."""
+    runs = runs_of(comparison, scenario)
+    measures = further.measures_beside(runs[0].config.scenario.task)
+    lines: list[list[str | Score]] = [
+        [m, *(Score.of(further.cells(comparison.of(m, scenario), name, k)) for k in measures)]
+        for m in comparison.methods
+        if comparison.of(m, scenario)
+    ]
+    known = any(isinstance(cell, Score) and cell.mean != NONE for line in lines for cell in line)
+    heads = ("method", *map(further.title, measures))
+    return Grid("other measures, selected rounds", heads, lines) if known else None
+
+
+def confusions(comparison: Comparison, scenario: str, name: str) -> Iterable[Grid]:
+    """A matrix per method and domain: rows are true classes, columns predicted ones."""
+    for method in comparison.methods:
+        runs = comparison.of(method, scenario)
+        for domain in domains_of(runs, name) if runs else ():
+            counts = further.confusion(runs, name, domain)
+            if not counts:
+                continue
+            last = max(max(cell) for cell in counts)
+            classes = runs[0].summary.get("classes") or [str(i) for i in range(last + 1)]
+            lines: list[list[str | Score]] = [
+                [true, *(str(counts[i, j] or "") for j in range(len(classes)))]
+                for i, true in enumerate(classes)
+            ]
+            yield Grid(f"{method}, {domain}: true by predicted class", ("", *classes), lines)
 
 
 def per_domain(found: Sequence[TableRow], choice: Choice) -> Grid:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from fedshift.evaluate.metrics import Metrics
 from fedshift.report import optional
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import MEASURES, TableRow, joined, measure_name, summaries
@@ -98,5 +99,6 @@ def selected(comparison: Comparison) -> Any:
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     """Measures by name, domains as ``domain:NAME``."""
-    plain = {key: metrics[key] for key in (*MEASURES, "loss")}
+    found = Metrics.from_json(metrics)
+    plain = {key: found.value(key) for key in (*MEASURES, "loss")} | found.measures
     return plain | {f"domain:{name}": value for name, value in metrics["domains"].items()}

@@ -168,16 +168,9 @@ class Comparison:
         key: str = "avg",
         choice: Choice = "selected",
     ) -> Cell:
-        """One number over seeds: ``key`` is avg, std, all, worst, or the name of a domain."""
+        """One number over seeds: ``key`` is avg, std, all, worst, a domain or a measure."""
         outcomes = [r.outcome(protocol, choice) for r in self.of(method, scenario)]
-        values = [
-            o.metrics.domains[key]
-            if key in o.metrics.domains
-            else getattr(o.metrics, key, math.nan)  # no client of that domain replied
-            for o in outcomes
-            if o is not None
-        ]
-        return Cell.of(values)
+        return Cell.of(o.metrics.value(key) for o in outcomes if o is not None)
 
     def __repr__(self) -> str:
         seeds = len({r.config.seed for r in self.results})

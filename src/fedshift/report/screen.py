@@ -14,6 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.core.analysis import analysis
+from fedshift.report.further import by_domain
 from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
@@ -70,16 +72,17 @@ def detail(result: RunResult) -> RenderableType:
     known = [p for p in scenario.protocols if p in facts["protocols"]]
     missing = ", ".join(p for p in scenario.protocols if p not in known)
     lines = [f"{missing}: {NONE} (the method has no such model)"] if missing else []
-    if effect := facts.get("group-effect"):
-        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in effect.items())
-        lines.append(f"target accuracy and group effect, last evaluation: {values}")
+    for name in scenario.analyses:
+        values = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in facts[name].items())
+        lines.append(f"{analysis(name).title}, last evaluation: {values}")
     lines += [f"traffic: {_traffic(result)}", f"shared beside weights: {shared(result)}"]
     for part, promise in facts.get("privacy", {}).items():
         lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))
     for client, rows in facts.get("lost", {}).items():
         lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
     dim = Text(joined(facts["confounders"]), style="dim")
-    return Group(head, *(_protocol(result, p) for p in known), *map(Text, lines), dim)
+    tables = [t for p in known for t in (_protocol(result, p), _further(result, p)) if t]
+    return Group(head, *tables, *map(Text, lines), dim)
 
 
 def _protocol(result: RunResult, protocol: str) -> Table:
@@ -93,6 +96,17 @@ def _protocol(result: RunResult, protocol: str) -> Table:
             name = choice_name(choice, outcome.rule)
             table.add_row(name, str(outcome.round), *(f"{v:.1f}" for v in values))
     return table
+
+
+def _further(result: RunResult, protocol: str) -> Table | None:
+    """Every other measure of the selected round, by domain; None for runs without any."""
+    names = domains_of([result], protocol)
+    lines = by_domain(result, protocol, names)
+    mean = ["AVG"] if len(names) > 1 else []
+    table = _table(f"{protocol}, selected round", ["measure", *names, *mean])
+    for line in lines:
+        table.add_row(*line)
+    return table if lines else None
 
 
 def _traffic(result: RunResult) -> str:

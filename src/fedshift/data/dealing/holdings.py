@@ -33,10 +33,12 @@ class Holdings:
 def count_holdings(shares: Sequence[Share], domains: Mapping[str, Domain]) -> Holdings:
     """Count the rows that each client holds, by domain and class."""
     names = tuple(domains)
+    first = next(iter(domains.values()))
     classes = max((domain.classes for domain in domains.values()), key=len)
+    classes = classes if first.objective == "classification" else ("samples",)
     counts = np.zeros((len(shares), len(names), len(classes)), np.int64)
     for i, share in enumerate(shares):
         for name, rows in share.rows.items():
-            labels = domains[name].y[rows].numpy()
+            labels = domains[name].strata[rows].numpy()
             counts[i, names.index(name)] = np.bincount(labels, minlength=len(classes))
     return Holdings(tuple(share.client for share in shares), names, classes, counts)

@@ -99,7 +99,7 @@ def training(domains: Mapping[str, Domain], splits: Mapping[str, Tensor]) -> Tra
         tuple(domains),
         np.repeat(np.arange(len(rows)), [len(r) for r in rows.values()]),
         np.concatenate(list(rows.values())),
-        np.concatenate([domains[name].y.numpy()[r] for name, r in rows.items()]),
+        np.concatenate([domains[name].strata.numpy()[r] for name, r in rows.items()]),
         max(len(domain.classes) for domain in domains.values()),
     )
 

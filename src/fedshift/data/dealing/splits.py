@@ -99,9 +99,7 @@ def apply_split(rule: Split, domain: Domain, seed: int) -> Tensor:
     [0, 0, 0, 0, 0, 0, 0, 0, 2, 2]
     """
     rng = seeds.numpy(seed, "split", domain.name)
-    labels = domain.y.numpy()  # (N,)
-    if domain.objective != "classification":
-        labels = np.zeros(len(labels), np.int64)  # nothing to stratify by
+    labels = domain.strata.numpy()  # (N,)
     match rule:
         case Given():
             codes = domain.split.numpy().copy()

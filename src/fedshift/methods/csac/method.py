@@ -64,6 +64,8 @@ class SemanticAcquisition(Part):
     FedAvg does not get these extra steps; ``acquisition=1`` compares at an equal budget.
     """
 
+    objectives = frozenset({"classification"})
+
     smoothing: float = setting(0.1, "label smoothing alpha of Eq. 2", low=0.0, high=1.0)
     acquisition: float = setting(9.0, "length of round 1, in local budgets", low=0.0)
     needs_full_participation = True  # a later client would calibrate before it has acquired
@@ -112,14 +114,15 @@ class CrossLayerCalibration(Part):
         if self.aligns:
             adopted(net.shapes(), self.layers)
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: Client) -> Named:
         """Make the stored projections trainable, or draw new ones, once there is an L^h."""
         kept = client.state[self.name]
         if not (self.aligns and kept):
-            return
+            return ()
         own = tree.under("projection", kept) or self._drawn(client)
-        leaves = {k: nn.Parameter(v.clone()) for k, v in own.items()}
-        client.state[self.name] = kept | tree.prefixed("projection", leaves)
+        leaves = {f"projection/{k}": nn.Parameter(v.clone()) for k, v in own.items()}
+        client.state[self.name] = {**kept, **leaves}
+        return leaves.items()
 
     def _drawn(self, client: Client) -> Tree:
         """Random projections of each model, or one set for both."""
@@ -130,11 +133,6 @@ class CrossLayerCalibration(Part):
             tree.prefixed(side, new_projections(shapes, channels, client.generator(self.name)))
             for side in (("both",) if self.projection == "common" else ("fused", "local"))
         )
-
-    def extra_parameters(self, client: Client) -> Named:
-        """The projections."""
-        kept = client.state[self.name].items()
-        return ((k, p) for k, p in kept if isinstance(p, nn.Parameter))
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """The term lam * L_AL of Eq. 11; none for a single sample, which has no distribution."""

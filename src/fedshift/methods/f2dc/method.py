@@ -63,6 +63,8 @@ class DecoupleAndCorrect(Part):
     ``modules=shared`` they are averaged like everything else, as in the released code.
     """
 
+    objectives = frozenset({"classification"})
+
     sigma: float = setting(0.1, "smoothness of the mask, Eq. 3", low=1e-6)
     tau: float = setting(0.06, "temperature of the separation, Eq. 5", low=1e-6)
     lam1: float = setting(0.8, "weight of the decoupler's loss", low=0.0)

@@ -23,6 +23,7 @@ from fedshift import (
     Part,
     Samples,
     Scope,
+    Scoring,
     Step,
     Tree,
     Turn,
@@ -130,15 +131,15 @@ class StatisticsConsistency(Part):
         """mu_hat and var_hat start at the received statistics."""
         started = trained(client.net, client.received)
         watch(client.net, started)
-        client.state[self.name] = targets(client.net, client.received) if started else {}
+        client.scratch[self.name] = targets(client.net, client.received) if started else {}
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """Eq. 7; the running statistics last for one visit."""
-        before = client.state[self.name]
+        before = client.scratch[self.name]
         if not before:
             return None
         wanted = targets(client.net, client.received)
-        term, client.state[self.name] = self.consistency(step.out, before, wanted)
+        term, client.scratch[self.name] = self.consistency(step.out, before, wanted)
         return self.lam * term
 
     def consistency(self, out: Output, before: Tree, wanted: Tree) -> tuple[Tensor, Tree]:
@@ -159,12 +160,11 @@ class StatisticsConsistency(Part):
         return running(mean, seen.mean(), self.gamma), running(variance, seen.var(), self.gamma)
 
     def finish(self, client: Client) -> Tree:
-        """Drop the running statistics; nothing is sent."""
-        client.state[self.name] = {}
+        """Watch no longer; nothing is sent."""
         watch(client.net, False)
         return {}
 
-    def adapt(self, net: Net, unlabelled: Samples) -> None:
+    def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
         """Sec. 5.4: only the erasers learn, BN_DSE takes the site's statistics, BN_DFE is fixed."""
         if len(unlabelled) < 2:
             raise DataError(

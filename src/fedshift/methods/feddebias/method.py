@@ -79,6 +79,8 @@ def cosines(
 class BalancedOutput(Part):
     """Component 1: lam * cross-entropy of the pseudo-data to its label, second term of Eq. 3."""
 
+    objectives = frozenset({"classification"})
+
     lam: float = setting(0.1, "weight; the paper has 1 on MNIST and CIFAR100", low=0.0)
 
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
@@ -101,6 +103,8 @@ class ContrastiveProjector(Part):
     shared and averaged like the rest. Pseudo-sample j is paired with local sample j; the surplus of
     the longer batch is not used. With mu = 0 neither step is taken.
     """
+
+    objectives = frozenset({"classification"})
 
     mu: float = setting(0.5, "weight of the contrast", low=0.0)
     tau1: float = setting(2.0, "factor of the cosine to the received model's feature", low=0.0)

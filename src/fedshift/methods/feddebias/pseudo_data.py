@@ -111,8 +111,8 @@ class PseudoData(Part):
     def finish(self, client: Client) -> Tree:
         """Send new means for the next D_p; keep D_p at the client if it is sent only once."""
         once = self.refresh == "once"
-        state = client.state[self.name]
-        client.state[self.name] = {"batch": state["batch"]} if once else {}
+        if once:
+            client.state[self.name] = {"batch": client.scratch[self.name]["batch"]}
         return self._means(client) if self.kind == "rsm" and not once else {}
 
     def _means(self, client: Client) -> Tree:
@@ -156,17 +156,17 @@ class PseudoData(Part):
         """D_p of this visit: ``batch`` as received, ``x`` as the losses see it."""
         batch = client.payload(self).get("batch", client.state[self.name].get("batch"))
         assert batch is not None  # it is sent at a client's first visit
-        client.state[self.name] = {"batch": batch, "x": batch}
+        client.scratch[self.name] = {"batch": batch, "x": batch}
 
     def batch(self, client: Client, batch: Batch) -> Batch:
         """Eq. 4: mix D_p with local samples; the training batch itself is unchanged."""
         if self.kind == "mixture" and self.local_samples:
-            state = client.state[self.name]
-            n, k = len(state["batch"]), self.local_samples
+            held = client.scratch[self.name]
+            n, k = len(held["batch"]), self.local_samples
             x, y = draw(client.site.data.train, n * k, client.generator(self.name))
             x_k = x.unflatten(0, (n, k))  # (B, K, *shape)
             y_k = F.one_hot(y, client.classes).float().unflatten(0, (n, k))  # (B, K, C)
-            state["x"], state["y"] = mixture(state["batch"], x_k, y_k)
+            held["x"], held["y"] = mixture(held["batch"], x_k, y_k)
         return batch
 
 
@@ -175,12 +175,12 @@ NAME = PseudoData().name
 
 def pseudo_inputs(client: Client) -> Tensor:
     """x_p of the current batch (B, *shape)."""
-    return client.state[NAME]["x"]
+    return client.scratch[NAME]["x"]
 
 
 def own_labels(client: Client) -> Tensor | None:
     """y_p (B, C) where local samples are mixed in; None if every label is 1/C."""
-    return client.state[NAME].get("y")
+    return client.scratch[NAME].get("y")
 
 
 def pseudo_output(client: Client, batch: Batch) -> Output:

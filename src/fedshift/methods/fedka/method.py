@@ -153,12 +153,12 @@ class EmbeddingMatching(Aligned, Part):
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """Eq. 6 times lambda_p, once enough samples are collected; else nothing."""
-        held = client.state[self.name]
+        held = client.scratch[self.name]
         held[str(step.batch.index)] = step.batch.x
         enough = sum(map(len, held.values())) >= self.matched
         if not enough and step.batch.index + 1 < visit_batches(client):
             return None
-        client.state[self.name] = {}
+        client.scratch[self.name] = {}
         lam = self.lam(client, step)
         return self._term(client, step, held, lam) if lam else None
 
@@ -180,11 +180,6 @@ class EmbeddingMatching(Aligned, Part):
         if self.target_at == "server":
             return self.sent_features(client, n, first_batch)
         return call_frozen(client.net, client.received, self.target_inputs(client, n)).features
-
-    def finish(self, client: Client) -> Tree:
-        """Drop the collected inputs; nothing is sent."""
-        client.state[self.name] = {}
-        return {}
 
 
 @register("fedka", paper="Sun et al., ACML 2022")

@@ -55,6 +55,8 @@ class FederatedVoting(Part):
     sent, but the server has to see each client's model.
     """
 
+    objectives = frozenset({"classification"})
+
     voting_samples: int = setting(2048, "target inputs voted on per round (Voting-S: 512)", low=2)
     voting_batch: int = setting(0, "inputs per fine-tuning step; 0: the scenario's", low=0)
     gamma: float = setting(5.0, "slope of lambda_p; 0 makes lambda_p = 0", low=0.0)

@@ -1,0 +1,67 @@
+"""Measures beside the main one, and confusion matrices, as rows for screens and pages.
+
+``report.screen`` and ``report.html`` show them where they show accuracies. All numbers come from
+the runs' metrics; a measure that is not defined for a run is left blank, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import nan
+
+from fedshift.core.objective import Objective
+from fedshift.report.results import Cell, Choice, RunResult
+
+TITLES = {
+    "accuracy": "accuracy (%)",
+    "balanced_accuracy": "balanced accuracy (%)",
+    "macro_f1": "macro F1 (%)",
+    "auroc": "AUROC (%)",
+    "nll": "negative log-likelihood",
+    "ece": "calibration error (%)",
+    "r2": "R2 (%)",
+    "mae": "mean absolute error",
+    "rmse": "root mean square error",
+}
+
+
+def title(measure: str) -> str:
+    """A measure as people read it, with its unit."""
+    return TITLES.get(measure, measure.replace("_", " "))
+
+
+def measures_beside(task: Objective) -> list[str]:
+    """The measures of an objective besides its main one, which has tables of its own."""
+    return [name for name in (*task.shares, *task.numbers) if name != task.main]
+
+
+def cells(
+    runs: Sequence[RunResult], protocol: str, measure: str, choice: Choice = "selected"
+) -> Cell:
+    """A measure over seeds, the mean over domains."""
+    outcomes = [o for r in runs if (o := r.outcome(protocol, choice))]
+    return Cell.of(o.metrics.measures.get(measure, nan) for o in outcomes)
+
+
+def by_domain(result: RunResult, protocol: str, names: Sequence[str]) -> list[list[str]]:
+    """One line per measure of a run's selected round: each domain's value, then the mean."""
+    outcome = result.outcome(protocol)
+    if outcome is None or not outcome.metrics.by_domain:
+        return []
+    found = outcome.metrics
+    lines = []
+    for measure in measures_beside(result.config.scenario.task):
+        values = [found.by_domain.get(d, {}).get(measure, nan) for d in names]
+        values += [found.measures.get(measure, nan)] if len(names) > 1 else []
+        lines.append([title(measure), *(f"{Cell.of([v]):}" for v in values)])
+    return lines
+
+
+def confusion(runs: Sequence[RunResult], protocol: str, domain: str) -> Counter[tuple[int, int]]:
+    """Counts by (true class, predicted class) of the selected rounds, added up over seeds."""
+    total: Counter[tuple[int, int]] = Counter()
+    for outcome in (o for r in runs if (o := r.outcome(protocol))):
+        rows = outcome.metrics.confusion.get(domain, [])
+        total.update({(true, predicted): count for true, predicted, count in rows})
+    return total

@@ -20,6 +20,7 @@ RESULTS = HERE / "RESULTS.md"
 SHORT = {
     "startup": "startup.py",
     "images": "images.py",
+    "tables": "tables.py",
     "speed": "speed.py",
     "overhead": "overhead.py",
     "aggregate": "aggregate.py",

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
-from fedshift.data.catalogue import Variant
+from fedshift.data.catalogue import CATALOGUE, Variant
 from fedshift.data.library import inspection
 from fedshift.data.library.datasets import add, card_of
 from fedshift.data.library.loaded import load
 from fedshift.data.library.prepare import load as load_card
 from fedshift.data.library.prepare import store_of
-from fedshift.data.sources.tables.federated import preparation_of, table_sources
+from fedshift.data.sources.discover import find
+from fedshift.data.sources.tables.federated import table_sources
 from fedshift.data.sources.tables.reading import read_table
+from fedshift.data.sources.tables.replay import preparation_of, read_record, replay
 from fedshift.data.sources.tables.schema import TableSchema, schema_of
 
 
@@ -323,6 +325,66 @@ def test_a_dataset_keeps_its_preparation_and_replays_it(tmp_path):
     assert "statistics: site" in lines
     assert any(line.startswith("column chol: numeric (numbers, ") for line in lines)
     assert "column chol" in inspection.page(found, "")
+
+
+def test_a_new_site_is_prepared_as_the_federation_was(tmp_path):
+    raw = hospitals(tmp_path / "raw")
+    card, _ = add("joined", raw, table={"label": "num", "drop": "ward"})
+    record = read_record(store_of(card, Variant()) / "preparation.json")
+    again = replay(record, raw / "b.csv", "later").domain
+    assert again.x.equal(load("joined")["b"].x)
+    assert again.y.equal(load("joined")["b"].y)
+    assert again.classes == ("0", "1")
+    assert (again.split == 2).sum() == 10
+    new = (raw / "b.csv").read_text().replace(",0\n", ",No\n")
+    (tmp_path / "new.csv").write_text(new)
+    assert replay(record, tmp_path / "new.csv", "later").domain.y.equal(again.y)
+    (tmp_path / "new.csv").write_text(new.replace(",No\n", ",maybe\n"))
+    with pytest.raises(DataError, match="the label 'maybe' is not one of 0, 1"):
+        replay(record, tmp_path / "new.csv", "later")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(DataError, match=r"bad.json is no preparation .*; take preparation.json of"):
+        read_record(tmp_path / "bad.json")
+
+
+def test_a_new_site_fits_its_own_statistics_where_all_do(tmp_path):
+    write(
+        tmp_path / "a.csv",
+        "label,x,split",
+        [(i % 2, i, "train") for i in range(8)] + [(0, 3, "test")],
+    )
+    rows = [(0, 10, "train"), (1, 30, "train"), (1, 90, "test")]
+    write(tmp_path / "b.csv", "label,x,split", rows)
+    card, _ = add("mine", tmp_path / "a.csv", table={"statistics": "site"})
+    record = read_record(store_of(card, Variant()) / "preparation.json")
+    domain = replay(record, tmp_path / "b.csv", "b").domain
+    assert domain.x.flatten().tolist() == [-1, 1, 7]  # mean 20, deviation 10
+    assert domain.split.tolist() == [0, 0, 2]
+
+
+def test_numbers_and_labels_are_replayed_too(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(f"{v:.3f}", i % 2, i // 2 % 2, v * v) for i, v in enumerate(rng.normal(size=40))]
+    path = write(tmp_path / "t.csv", "y,p,q,x", rows)
+    for name, told in (("n", {"label": "y", "drop": "p,q"}), ("l", {"label": "p,q", "drop": "y"})):
+        card, _ = add(name, path, table=told)
+        record = read_record(store_of(card, Variant()) / "preparation.json")
+        found = replay(record, path, "t").domain
+        assert found.objective == load(name)["t"].objective != "classification"
+        assert found.y.equal(load(name)["t"].y)
+
+
+def test_published_vectors_are_taken_as_they_are(tmp_path):
+    rows = [
+        (i % 2, d, i, 7, i / 4)
+        for d in ("books", "dvd", "electronics", "kitchen")
+        for i in range(8)
+    ]
+    write(tmp_path / "v.csv", "label,domain,a,b,c", rows)
+    found = find(CATALOGUE["amazon-review"], Variant(form="minilm384"), tmp_path)
+    books = found.sources[0].read(("negative", "positive"), None).domain
+    assert books.x.tolist() == [[i, 7, i / 4] for i in range(8)]
+    assert books.y.tolist() == [0, 1] * 4
 
 
 def test_data_frames_can_be_added(tmp_path):

@@ -50,6 +50,27 @@ def site_args(made: Path, folder: Path, **changes: str) -> list[object]:
     return ["site", "init", folder, *flags]
 
 
+def test_a_site_with_a_table_is_made_and_its_rows_are_counted(
+    capsys, server, tmp_path: Path, monkeypatch
+):
+    from fedshift.data.catalogue import Variant
+    from fedshift.data.library.datasets import card_of
+    from fedshift.data.library.prepare import store_of
+
+    monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path / "home"))
+    table, folder = tmp_path / "rows.csv", tmp_path / "site"
+    lines = [f"{('no', 'yes')[i % 3 == 0]};{i * i % 13},5" for i in range(30)]
+    table.write_text("\n".join(["ill;x", *lines]))
+    assert run(capsys, "data", "add", "agreed", table, "--label", "ill")[0] == 0
+    agreed = store_of(card_of("agreed"), Variant()) / "preparation.json"
+    args = site_args(server, folder, data=str(table), preparation=str(agreed))
+    assert run(capsys, *args)[0] == 0
+    paths = SitePaths(folder)
+    data = checks.own_data(paths, read_site(folder))
+    assert (data.classes, data.shape) == (("no", "yes"), (1,))
+    assert checks.describe(data) == "30 rows of 1 numbers: no 20, yes 10"
+
+
 def test_init_writes_what_was_asked_for(capsys, server, tmp_path: Path):
     settings = tomllib.loads((server / "server.toml").read_text())
     assert settings["host"] == "fl.example.org"

@@ -372,3 +372,27 @@ def test_what_cannot_be_a_target_is_refused(tmp_path: Path):
         read_folder(tmp_path, (3, 8, 8), "unit")
     with pytest.raises(DataError, match=r"shape \(384,\), and the target's images cannot"):
         read_folder(tmp_path, (384,), "unit")
+
+
+def test_a_table_becomes_a_site_with_the_preparation_of_the_federation(tmp_path: Path, monkeypatch):
+    from fedshift.data.catalogue import Variant
+    from fedshift.data.library.datasets import add
+    from fedshift.data.library.prepare import store_of
+
+    monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path / "home"))
+    table = tmp_path / "berlin.csv"
+    table.write_text("label,x\n" + "".join(f"{i % 2},{i * i % 13}\n" for i in range(30)))
+    card, _ = add("mine", table)
+    agreed = store_of(card, Variant()) / "preparation.json"
+    bare = make_site(tmp_path, "paris", folder=str(table))
+    with pytest.raises(DataError, match="is a table, and no preparation is named; set preparation"):
+        sites.open_folder(bare, read_site(bare.root))
+    paths = make_site(tmp_path, "berlin", folder=str(table), preparation=str(agreed))
+    own = own_federation(paths, folder_run(backbone="mlp", backbone_options={}))
+    assert (own.classes, own.shape) == (("0", "1"), (1,))
+    assert sites.facts_of(own).test == 6
+    with monkeypatch.context() as patch:
+        patch.setattr(sites, "replay", lambda *_: pytest.fail("read again"))
+        sites.open_folder(paths, read_site(paths.root))
+    table.write_text(table.read_text() + "1,5\n")
+    assert len(sites.open_folder(paths, read_site(paths.root)).y) == 31

@@ -72,12 +72,18 @@ def pooled(root, card):
 
 def test_a_federated_net_reaches_the_pooled_pipeline_within_its_error(tmp_path):
     root = hospitals(tmp_path / "raw")
-    card, report = add("heart", root, table={"label": "num"})
+    card, report = add("four-hospitals", root, table={"label": "num"})
     assert report["left_out"] == []
-    assert sum(len(d.y) for d in load("heart").values()) == 910
+    assert sum(len(d.y) for d in load("four-hospitals").values()) == 910
     net = {"hidden": 16, "features": 8, "norm": "none"}
     result = fedshift.run(
-        "fedavg", "heart", split=Given(), rounds=12, lr=0.1, backbone_options=net, quiet=True
+        "fedavg",
+        "four-hospitals",
+        split=Given(),
+        rounds=12,
+        lr=0.1,
+        backbone_options=net,
+        quiet=True,
     )
     expected, error = pooled(root, card)
     assert expected > 75  # there is something to learn

@@ -195,7 +195,7 @@ def site_init(
     data: Annotated[
         str,
         typer.Option(
-            help="A folder of CLASS/*.jpg; or `scenario`: the client of a run's scenario called ID."
+            help="A folder of CLASS/*.jpg, a table, or `scenario`: the scenario's client called ID."
         ),
     ],
     domain: Annotated[
@@ -205,6 +205,9 @@ def site_init(
     classes: Annotated[
         str, typer.Option(help="All classes of the federation, by commas; default: the folders.")
     ] = "",
+    preparation: Annotated[
+        Path | None, typer.Option(help="Of a table: the preparation.json that all sites share.")
+    ] = None,
 ) -> None:
     """Make a key, settings and a systemd unit for a site."""
     from pydantic import ValidationError
@@ -219,6 +222,7 @@ def site_init(
             id=name,
             server=address,
             folder=None if trial else str(Path(data).absolute()),
+            preparation=str(preparation.absolute()) if preparation else None,
             trial=trial,
             domain=domain,
             size=size,

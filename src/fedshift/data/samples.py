@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
-Objective = Literal["classification", "regression", "multi-label"]
 SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std for [0, 1]
     "centred": ((0.5,), (0.25,)),
     "unit": ((0.0,), (1.0,)),

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from cryptography import x509
 
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.base.version import __version__
+from fedshift.data.library.prepare import rows_of_classes
 from fedshift.deploy import credentials, folders
 from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
@@ -94,16 +94,18 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
     if settings.trial:
         return Data()
     domain = open_folder(paths, settings)
-    counts = np.bincount(domain.y.numpy(), minlength=len(domain.classes))
+    counts = rows_of_classes(domain)
     named = dict(zip(domain.classes, counts.tolist(), strict=True))
     return Data(domain.classes, domain.shape, named)
 
 
 def describe(data: Data) -> str:
-    """Number and size of the images and the count of each class, as text."""
+    """Number and size of the images or rows and the count of each class, as text."""
     if not data.shape:
         return "those of the run's scenario (a trial)"
     counts = ", ".join(f"{name} {count}" for name, count in data.counts.items())
+    if len(data.shape) == 1:
+        return f"{sum(data.counts.values())} rows of {data.shape[0]} numbers: {counts}"
     _, height, width = data.shape
     return f"{sum(data.counts.values())} images of {width}x{height}, {counts}"
 

@@ -208,7 +208,8 @@ class SiteSettings(Frozen):
 
     id: str
     server: str  # HOST:PORT
-    folder: str | None = None  # images: folder/class/*.jpg
+    folder: str | None = None  # images: folder/class/*.jpg; or a table
+    preparation: str | None = None  # of a table: the preparation.json of the federation
     trial: bool = False  # no images: use the data of the scenario's client with this id
     domain: str = ""  # sites whose data look alike name the same domain; empty: the id
     size: Annotated[int, Field(ge=1)] | None = None  # pixels per side; None: as they are

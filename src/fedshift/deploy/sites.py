@@ -23,7 +23,9 @@ from fedshift.data.federation import Federation, Site, Splits, hide_labels, whol
 from fedshift.data.samples import Domain, Pixels, Samples
 from fedshift.data.sources.images import Item, decode_all, tree_source
 from fedshift.data.sources.pixels import SUFFIXES
-from fedshift.data.store import read_domain, write_domain
+from fedshift.data.sources.tables.reading import SUFFIXES as TABLES
+from fedshift.data.sources.tables.replay import read_record, replay
+from fedshift.data.store import digest, read_domain, write_domain
 from fedshift.deploy.folders import SitePaths, SiteSettings, read_site
 from fedshift.engine.federation import federate
 
@@ -99,6 +101,8 @@ def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
     """
     assert settings.folder is not None
     folder = Path(settings.folder)
+    if folder.suffix.lower() in TABLES and folder.is_file():
+        return _open_table(folder, paths, settings)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set folder in {paths.settings}")
     name = settings.domain or settings.id
@@ -120,6 +124,25 @@ def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
         return read_domain(store)
     except (OSError, ValueError, KeyError, DataError):
         read = source.read(classes, settings.size)
+    write_domain(store, read.domain, read.ids)
+    return read.domain
+
+
+def _open_table(file: Path, paths: SitePaths, settings: SiteSettings) -> Domain:
+    """The rows of a site's table, prepared as the federation agreed; cached as images are."""
+    if settings.preparation is None:
+        raise DataError(
+            f"{file} is a table, and no preparation is named; set preparation in {paths.settings} "
+            "to the preparation.json that all sites share"
+        )
+    name, agreed = settings.domain or settings.id, Path(settings.preparation)
+    record, stat = read_record(agreed), file.stat()
+    content = json.dumps([name, str(file), stat.st_size, stat.st_mtime_ns, digest(agreed)])
+    store = paths.data / hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    try:
+        return read_domain(store)
+    except (OSError, ValueError, KeyError, DataError):
+        read = replay(record, file, name)
     write_domain(store, read.domain, read.ids)
     return read.domain
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import ArraySource, Rows
 from fedshift.data.sources.source import Read, draw_test
@@ -89,7 +88,11 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     out = Tables(notes=notes + more)
     for site, split, preparation in zip(sites, marks, fitted, strict=True):
         out.sources.append(_source(site, targets, split, preparation))
-    out.files["preparation.json"] = _record(sites, fitted, statistics, schema)
+    out.files["preparation.json"] = _record(sites, fitted, statistics, schema) | {
+        "objective": targets.objective,
+        "classes": list(targets.classes),
+        "schema": schema.model_dump(mode="json"),
+    }
     out.files["table.json"] = {
         "objective": targets.objective,
         "target": list(label_columns(schema, columns[sites[0].name])),
@@ -253,25 +256,7 @@ def _record(
         leaves.append("per column of categories: rows, missing cells, rows of each category")
         sizes = [sum(one.size for one in own.values()) for own in statistics]
         numbers = {site.name: size for site, size in zip(sites, sizes, strict=True)}
-    return {
-        "statistics": schema.statistics,
-        "leaves": leaves,
-        "numbers": numbers,
-        "sites": {s.name: p.to_json() for s, p in zip(sites, fitted, strict=True)},
-    }
-
-
-def preparation_of(record: Mapping[str, Any], site: str) -> TablePreparation:
-    """The preparation of a site from the file ``preparation.json``.
-
-    A site that the file does not know takes the federated one; under ``site`` it fits its own.
-    """
-    known = record["sites"]
-    if site in known:
-        return TablePreparation.from_json(known[site])
-    if record["statistics"] == "federated":
-        return TablePreparation.from_json(next(iter(known.values())))
-    raise DataError(
-        f"the data were prepared with each site's own statistics, and {site!r} has none; known: "
-        f"{', '.join(known)}"
-    )
+    record = {"statistics": schema.statistics, "leaves": leaves, "numbers": numbers, "sites": {}}
+    if schema.statistics == "federated":
+        return record | {"all": fitted[0].to_json()}
+    return record | {"sites": {s.name: p.to_json() for s, p in zip(sites, fitted, strict=True)}}

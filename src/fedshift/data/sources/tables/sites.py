@@ -130,13 +130,21 @@ def _by_site(table: Table, column: str, names: Sequence[str]) -> list[SiteTable]
     ids = as_texts(table.columns["id"]) if "id" in table.columns else np.full(rows, None, object)
     kept = [n for n in names if n in table.columns and n != column]
     out = []
-    for name in sorted(set(of)):
-        at = np.flatnonzero(of == name)
+    found, code = np.unique(of.astype(np.str_), return_inverse=True)
+    order = np.argsort(code, kind="stable")
+    ends = np.cumsum(np.bincount(code, minlength=len(found)))[:-1]
+    for name, at in zip(found, np.split(order, ends), strict=True):
         marks = tuple(str(ids[i]) if ids[i] is not None else f"{file}{table.lines[i]}" for i in at)
         columns = {n: table.columns[n][at] for n in kept}
         columns |= {n: table.columns[n][at] for n in ("split",) if n in table.columns}
         out.append(SiteTable(str(name), columns, marks))
     return out
+
+
+def join_sites(name: str, sites: Sequence[SiteTable]) -> SiteTable:
+    """All rows as those of one site."""
+    left_out = tuple(line for site in sites for line in site.left_out)
+    return replace(_joined(sites), name=name, left_out=left_out)
 
 
 def _joined(parts: Sequence[SiteTable]) -> SiteTable:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -66,12 +66,6 @@ class NumberStatistics:
         spread = (self.squares + self.missing * fill**2) / self.rows - mean**2
         return mean, math.sqrt(spread) if spread > 1e-12 * max(mean**2, 1e-12) else 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, without the exact median, which never leaves a site."""
-        told = asdict(self)
-        del told["median"]
-        return told | {"bins": {str(k): v for k, v in self.bins.items()}}
-
 
 @dataclass(frozen=True)
 class CategoryStatistics:
@@ -93,10 +87,6 @@ class CategoryStatistics:
     def most_frequent(self) -> str:
         """The category of most rows; of equals the first by name."""
         return min(self.counts, key=lambda name: (-self.counts[name], name), default="")
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 Statistics = NumberStatistics | CategoryStatistics

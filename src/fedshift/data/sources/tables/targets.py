@@ -155,6 +155,26 @@ def _several(sites: Mapping[str, Columns], columns: Sequence[str]) -> Targets:
     return Targets("multi-label", tuple(columns), y)
 
 
+def known_labels(labels: Array, classes: Sequence[str], names: Mapping[str, str]) -> Array:
+    """The number of each row's class, (N,) int64; a label may be spelt differently.
+
+    >>> known_labels(np.array(["Yes", "no"], dtype=object), ("0", "1"), {}).tolist()
+    [1, 0]
+    """
+    order = {name: i for i, name in enumerate(classes)}
+    at = {}
+    for label in set(labels):
+        name = names.get(str(label), str(label))
+        ways = (name, name.casefold(), TRUTH.get(name.casefold(), ""))
+        at[label] = next((order[way] for way in ways if way in order), -1)
+        if at[label] < 0:
+            raise DataError(
+                f"the label {label!r} is not one of {', '.join(classes)}; mend it, or add it to "
+                "rename_label in the preparation's schema"
+            )
+    return np.array([at[label] for label in labels], dtype=np.int64)
+
+
 def _truths(site: str, name: str, labels: Array) -> Array:
     known = [TRUTH.get(str(v).casefold()) for v in labels]
     if None in known:

@@ -68,7 +68,7 @@ CASES = {
     ),
     "a part of a scenario's name, misspelt": (
         ["--method", "fedavg", "--scenario", "sketsh"],
-        "no scenario or dataset is called 'sketsh'; did you mean csac/",
+        "csac/pacs/sketch",
     ),
     "a rate that may be the clients' or the server's": (
         ["--method", "fedavg", "--set", "lr=0.1"],

@@ -25,7 +25,7 @@ class Held(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class Scores(Held):
+class ScoresContent(Held):
     """The numbers of a protocol on one split (``evaluate.metrics.Metrics``)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -38,11 +38,11 @@ class Scores(Held):
     clients: dict[str, Number]
 
 
-class Splits(Held):
+class SplitScores(Held):
     """Scores on validation and test samples."""
 
-    val: Scores
-    test: Scores
+    val: ScoresContent
+    test: ScoresContent
 
 
 class MetricsRow(Held):
@@ -51,7 +51,7 @@ class MetricsRow(Held):
     round: Count
     losses: dict[str, Number] = Field(default_factory=dict)
     seconds: Number = 0.0
-    scores: dict[str, Splits] = Field(default_factory=dict)
+    scores: dict[str, SplitScores] = Field(default_factory=dict)
     unscored: list[str] = Field(default_factory=list)
 
 
@@ -79,7 +79,7 @@ class Chosen(Held):
 
     rule: str
     round: Count
-    metrics: Scores
+    metrics: ScoresContent
 
 
 class Choices(Held):
@@ -97,7 +97,7 @@ class Traffic(Held):
     total: Bytes
 
 
-class Summary(Held):
+class SummaryContent(Held):
     """``summary.json``."""
 
     rounds: Count
@@ -112,7 +112,7 @@ class Summary(Held):
 METRICS: TypeAdapter[Any] = TypeAdapter(list[MetricsRow])
 LEDGER: TypeAdapter[Any] = TypeAdapter(list[LedgerRow])
 ROSTER: TypeAdapter[Any] = TypeAdapter(dict[str, Enrolled])
-SUMMARY: TypeAdapter[Any] = TypeAdapter(Summary)
+SUMMARY: TypeAdapter[Any] = TypeAdapter(SummaryContent)
 
 
 def checked(value: Any, kind: TypeAdapter[Any], path: Path) -> Any:

@@ -118,11 +118,6 @@ class Kept:
         """Find the selected round of a run and build its net, with initial entries."""
         config = read_config(path)
         whole = method or config.build()
-        if fed := whole.overriding("send_scoring"):
-            raise RunError(
-                f"{fed[0].name} predicts with what the server sends at each scoring, which a run "
-                "does not keep; its model cannot be loaded"
-            )
         round_ = _selected(path, config, protocol or ("global" if site is None else "personal"))
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():

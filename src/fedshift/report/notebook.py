@@ -13,7 +13,7 @@ from typing import Any
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report import optional
 from fedshift.report.results import Comparison, RunResult
-from fedshift.report.tables import MEASURES, TableRow, joined, measure_name, summaries
+from fedshift.report.tables import MEASURES, TableRow, joined, measure_name, measure_note, summaries
 
 
 def run_table(result: RunResult) -> str:
@@ -31,7 +31,7 @@ def run_table(result: RunResult) -> str:
         lines.append([name, str(outcome.round), outcome.rule, *shown])
     title = f"{result.label} on {result.config.scenario_label}, seed {result.config.seed}"
     where = f"kept in {result.path}" if result.path else "not kept on disk"
-    return _table(title, heads, lines, f"Accuracy in per cent; {where}.")
+    return _table(title, heads, lines, f"{measure_note(result)}; {where}.")
 
 
 def comparison_tables(comparison: Comparison) -> str:

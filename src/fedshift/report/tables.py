@@ -195,6 +195,7 @@ class Summary:
     samples: str = ""  # test samples of each domain
     against: str = ""  # the method that the others are compared with
     differences: Mapping[str, Sequence[Cell]] = field(default_factory=dict)  # by protocol, to it
+    measure: str = "Accuracy in per cent"
 
     @property
     def rows(self) -> list[TableRow]:
@@ -215,7 +216,7 @@ class Summary:
     def note(self) -> str:
         """What the numbers are: measure, seeds and selection rule."""
         samples = f"; test samples: {self.samples}" if self.samples else ""
-        number = f"Accuracy in per cent, AVG over domains, {seeds_note(self.rows)}"
+        number = f"{self.measure}, AVG over domains, {seeds_note(self.rows)}"
         return f"{number}; {self.chosen}{samples}; bold: a lead beyond the interval"
 
     @property
@@ -260,7 +261,21 @@ def _summary(comparison: Comparison, name: str, against: str) -> Summary:
         if against
     }
     runs = runs_of(comparison, name)
-    return Summary(name, found, confounders(runs), samples_note(runs), against, differences)
+    return Summary(
+        name,
+        found,
+        confounders(runs),
+        samples_note(runs),
+        against,
+        differences,
+        measure_note(runs[0]),
+    )
+
+
+def measure_note(result: RunResult) -> str:
+    """The measure that a run's tables show, in words."""
+    main = result.config.scenario.task.main
+    return {"r2": "R2 in per cent"}.get(main, f"{main.capitalize()} in per cent")
 
 
 def signed(cell: Cell) -> str:

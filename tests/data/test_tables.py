@@ -426,3 +426,12 @@ def test_a_schema_file_holds_the_same_fields(tmp_path):
         schema_of({}, tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="may_drop of a table: Input should be less than"):
         schema_of({"may_drop": 2})
+
+
+@pytest.mark.parametrize("label", ["label", "cost"])
+def test_a_drawn_split_is_not_called_given(label, tmp_path):
+    rows = [(i % 2, i * 1.5, i, "test" if i % 4 == 0 else "train") for i in range(60)]
+    given = write(tmp_path / "given.csv", "label,cost,a,split", rows)
+    drawn = write(tmp_path / "drawn.csv", "label,cost,a", [row[:3] for row in rows])
+    assert read(given, label=label)["given"].domain.drawn is False
+    assert read(drawn, label=label)["drawn"].domain.drawn is True

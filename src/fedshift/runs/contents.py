@@ -16,6 +16,7 @@ from fedshift.base.errors import RunError
 
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 Number = Annotated[float, Field(strict=True)]  # NaN and infinities included: a deviation of one
+Cell = Annotated[list[Count], Field(min_length=3, max_length=3)]  # true, predicted, count
 Bytes = dict[Literal["up", "down"], Count]
 
 
@@ -26,9 +27,12 @@ class Held(BaseModel):
 
 
 class ScoresContent(Held):
-    """The numbers of a protocol on one split (``evaluate.metrics.Metrics``)."""
+    """The numbers of a protocol on one split (``evaluate.metrics.Metrics``).
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    What is not named here is a measure by its name, so a number.
+    """
+
+    __pydantic_extra__: dict[str, Number] = Field(init=False)
     avg: Number
     std: Number
     all: Number
@@ -36,6 +40,9 @@ class ScoresContent(Held):
     loss: Number
     domains: dict[str, Number]
     clients: dict[str, Number]
+    by_domain: dict[str, dict[str, Number]] = Field(default_factory=dict)
+    confusion: dict[str, list[Cell]] = Field(default_factory=dict)
+    samples: dict[str, Count] = Field(default_factory=dict)
 
 
 class SplitScores(Held):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ class Rows:
     split: Array | None = None  # (N,) uint8: 0 train, 1 val, 2 test
     ids: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    drawn: bool = False  # the split does not come with the data
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class ArraySource:
         ids = rows.ids or tuple(str(i) for i in range(len(y)))
         split = None if rows.split is None else rows.split[kept]
         domain = assemble(self.name, x, y[kept], split, classes)
+        domain = replace(domain, drawn=rows.drawn or domain.drawn)
         return Read(domain, tuple(ids[i] for i in kept), rows.left_out)
 
 

@@ -54,7 +54,8 @@ class TargetSource:
         x = torch.from_numpy(self.preparation.apply(self.site.columns))
         y = torch.from_numpy(np.ascontiguousarray(self.y))
         split = torch.from_numpy(self.split)
-        return Read(Domain(self.name, x, y, split, self.classes), self.site.ids, self.site.left_out)
+        domain = Domain(self.name, x, y, split, self.classes, is_drawn(self.site))
+        return Read(domain, self.site.ids, self.site.left_out)
 
 
 @dataclass
@@ -236,7 +237,14 @@ def _source(
 
 
 def _rows(site: SiteTable, preparation: TablePreparation, y: Array, split: Array) -> Rows:
-    return Rows(preparation.apply(site.columns), y, split, site.ids, site.left_out)
+    x = preparation.apply(site.columns)
+    return Rows(x, y, split, site.ids, site.left_out, is_drawn(site))
+
+
+def is_drawn(site: SiteTable) -> bool:
+    """Whether the table marks no test rows, so that they were drawn."""
+    given = split_of(site)
+    return given is None or not (given == 2).any()
 
 
 def _record(

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-deploy check docs bench tables clean
+.PHONY: demo test test-all test-deploy check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -12,6 +12,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
+
+# As test, with every clause of the contract for every method.
+test-all: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test
 
 # kill -9 of a site and of the server in the midst of a run, on loopback with TLS: some minutes.
 test-deploy: $(VENV)/.dev

@@ -85,16 +85,15 @@ def tiny_scenario(**changes: Any) -> Scenario:
     return base.change(**changes)
 
 
-def granting(method: str | Method, **changes: Any) -> Scenario:
-    """The tiny scenario with whatever extra data the method declares that it needs."""
+def granting(method: str | Method) -> dict[str, Any]:
+    """What the tiny scenario lacks for the extra data that the method declares it needs."""
     whole = method if isinstance(method, Method) else build(method)
     needs = {need for part in whole.declared for need in part.needs}
     given: dict[str, Any] = {"labelled": 0.5} if "client_unlabelled" in needs else {}
     given |= {"public": "tiny"} if needs & {"public_set", "public_labels"} else {}
     base = tiny_scenario()
     extra = [need for need in sorted(needs) if not resource(need).granted(base)]
-    given |= {"allow": (*base.allow, *extra)} if extra else {}
-    return tiny_scenario(**(given | changes))
+    return given | ({"allow": (*base.allow, *extra)} if extra else {})
 
 
 class RecordingTransport(InProcess):
@@ -118,11 +117,16 @@ def start(
     method: str | Method, *, path: Path | None = None, seed: int = 0, **changes: Any
 ) -> Session:
     """A tiny run before round 1, or resumed from its last checkpoint in ``path``."""
-    config, whole = configure(method, granting(method, **changes), seed=seed)
+    config, whole = configure(method, tiny_scenario(**changes), seed=seed)
     session = prepare(config, whole, path)
     assert isinstance(session.transport, InProcess)
     session.transport = RecordingTransport(session.transport.worker)
     return session
+
+
+def begin(method: str | Method, **options: Any) -> Session:
+    """As :func:`start`, with the extra data that the method needs."""
+    return start(method, **(granting(method) | options))
 
 
 def play(session: Session, rounds: int | None = None) -> Session:
@@ -155,8 +159,12 @@ def everything(session: Session) -> Flat:
 
 
 def numbers(session: Session) -> list[dict[str, Any]]:
-    """Metrics of every round, without times."""
-    return [{k: v for k, v in r.items() if "seconds" not in k} for r in session.record.metrics]
+    """Metrics of every round, without times, and without the privacy spent.
+
+    Privacy is spent by every request, also by those of a round that is repeated after a crash.
+    """
+    rows = session.record.metrics
+    return [{k: v for k, v in r.items() if "seconds" not in k and k != "privacy"} for r in rows]
 
 
 def require_same(a: Session, b: Session, what: str) -> None:
@@ -171,7 +179,7 @@ def require_same(a: Session, b: Session, what: str) -> None:
 
 def finite_and_moving(method: str | Method) -> None:
     """Every tensor stays finite, and training moves the model."""
-    session = play(start(method))
+    session = play(begin(method))
     left = everything(session)
     for key, value in left.items():
         assert bool(value.isfinite().all()), f"{key} is not finite"
@@ -186,16 +194,16 @@ def finite_and_moving(method: str | Method) -> None:
 
 def in_process_equals_bytes(method: str | Method) -> None:
     """Messages as Python objects and messages through bytes give the same run."""
-    config, whole = configure(method, granting(method))
-    here = play(start(method))
+    config, whole = configure(method, tiny_scenario(**granting(method)))
+    here = play(begin(method))
     there = play(prepare(config, whole, None, Options(transport="wire")))
     require_same(here, there, "in process and through bytes")
 
 
 def in_process_equals_pool(method: str | Method) -> None:
     """One process and a pool of two give the same run."""
-    config, whole = configure(method, granting(method))
-    here = play(start(method))
+    config, whole = configure(method, tiny_scenario(**granting(method)))
+    here = play(begin(method))
     there = prepare(config, whole, None, Options(transport="pool", workers=2))
     try:
         require_same(here, play(there), "in process and in a pool")
@@ -209,7 +217,7 @@ def in_process_equals_flower(method: str | Method) -> None:
         raise SkipTest('Flower is not installed; pip install "fedshift[flower]"')
     from fedshift.transports.flower import grid  # noqa: PLC0415  the extra
 
-    config, whole = configure(method, granting(method))
+    config, whole = configure(method, tiny_scenario(**granting(method)))
     sites: list[Worker] = []
     there: list[Session] = []
 
@@ -224,12 +232,12 @@ def in_process_equals_flower(method: str | Method) -> None:
     clients = [f"{domain}-{i}" for domain in ("dark", "bright") for i in range(2)]
     nodes = [{"client": client} for client in clients]
     grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
-    require_same(play(start(method)), there[0], "in process and through Flower")
+    require_same(play(begin(method)), there[0], "in process and through Flower")
 
 
 def private_stays_private(method: str | Method) -> None:
     """No private tensor is in any message, by name or by value."""
-    session = play(start(method))
+    session = play(begin(method))
     site = worker(session)
     private = site.keys(Scope.PRIVATE)
     assert isinstance(session.transport, RecordingTransport)
@@ -246,14 +254,14 @@ def private_stays_private(method: str | Method) -> None:
 
 def order_is_irrelevant(method: str | Method) -> None:
     """Visiting the sites in another order gives the same run."""
-    forwards, backwards = start(method), start(method)
+    forwards, backwards = begin(method), begin(method)
     backwards.transport = RecordingTransport(worker(backwards), backwards=True)
     require_same(play(forwards), play(backwards), "forwards and backwards")
 
 
 def seed_decides(method: str | Method) -> None:
     """The same seed gives the same bits, another seed gives others."""
-    first, second, other = play(start(method)), play(start(method)), play(start(method, seed=1))
+    first, second, other = play(begin(method)), play(begin(method)), play(begin(method, seed=1))
     require_same(first, second, "one seed, twice")
     a, b = everything(first), everything(other)
     assert any(not torch.equal(a[k], b[k]) for k in a.keys() & b.keys()), "the seed has no effect"
@@ -262,14 +270,14 @@ def seed_decides(method: str | Method) -> None:
 def resumes_exactly(method: str | Method) -> None:
     """A run killed after any round, or within one, and resumed equals the uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = play(start(method, path=Path(folder) / "whole"))
+        whole = play(begin(method, path=Path(folder) / "whole"))
         for finished in range(whole.server.scenario.rounds):
             path = Path(folder) / str(finished)
-            killed = play(start(method, path=path), finished)
+            killed = play(begin(method, path=path), finished)
             killed.server.round += 1  # half a round: client states are written, no checkpoint is
             first = negotiate(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
-            resumed = play(start(method, path=path))
+            resumed = play(begin(method, path=path))
             require_same(whole, resumed, f"uninterrupted and killed after round {finished}")
 
 
@@ -299,15 +307,15 @@ class IntrusivePart(Part):
 
 def looking_leaves_no_trace(method: str | Method) -> None:
     """Probes and frozen references change no bit of the run."""
-    _, whole = configure(method, granting(method))
+    _, whole = configure(method, tiny_scenario(**granting(method)))
     require_same(
-        play(start(whole)), play(start(whole.plus(IntrusivePart()))), "without and with a probe"
+        play(begin(whole)), play(begin(whole.plus(IntrusivePart()))), "without and with a probe"
     )
 
 
 def evaluation_leaves_no_trace(method: str | Method) -> None:
     """Scoring is deterministic, and how often a run scores changes no tensor."""
-    often, seldom = play(start(method)), play(start(method, evaluate_every=3))
+    often, seldom = play(begin(method)), play(begin(method, evaluate_every=3))
     a, b = everything(often), everything(seldom)
     assert all(torch.equal(a[k], b[k]) for k in a), "scoring changed the run"
     args = (often.server, often.transport, often.federation, often.record)

@@ -153,7 +153,7 @@ CASES = {
         ["--method", "fedavg", "--workers", "3", "--transport", "wire"],
         "has one worker",
     ),
-    "unknown grant": (["--method", "fedavg", "--grant", "gold"], "no such resource"),
+    "unknown grant": (["--method", "fedavg", "--grant", "gold"], "no resource is called 'gold'"),
     "missing option value": (["--method"], "requires an argument"),
     "unknown option": (["--methods", "fedavg"], "No such option"),
     "seed that is no number": (["--method", "fedavg", "--seed", "x"], "'x' is not a valid int"),

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +24,16 @@ from fedshift.testing import tiny_scenario
 RED = "\x1b[31mred\x1b[0m"
 
 
-def test_sigterm_leaves_no_temporary_folder(tmp_path):
-    temporary, out = tmp_path / "tmp", tmp_path / "run"
-    temporary.mkdir()
+@pytest.fixture
+def short():
+    """A folder with a short name: a socket's path has at most 108 characters."""
+    folder = Path(tempfile.mkdtemp(prefix="f"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_sigterm_leaves_no_temporary_folder(tmp_path, short):
+    temporary, out = short, tmp_path / "run"
     words = ["run", "--method", "fedbn", "--transport", "pool", "--workers", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedshift", *words, "--rounds", "500", "--out", str(out)],

@@ -24,7 +24,7 @@ CLIENTS = [f"c{i}" for i in range(10)]
         ({"protocols": "none,global"}, "protocols.0 is 'none'"),
         ({"unseen": "dark", "domains": ("dark",)}, "domain 'dark' is both trained on and unseen"),
         ({"unseen": None}, "an unseen protocol needs the name of the unseen domain"),
-        ({"allow": ("the-moon",)}, "the-moon.* known: client_val"),
+        ({"allow": ("the-moon",)}, "the-moon.* known: any_optimiser"),
         ({"lr": 0.0}, "lr is 0.0: .*greater than 0"),
         ({"momentum": 1.0}, "momentum is 1.0: .*less than 1"),
         ({"rounds": 0}, "rounds is 0: .*greater than or equal to 1"),

@@ -374,11 +374,11 @@ from fedshift import Analysis, Resource, register_analysis, register_resource
 from fedshift.data.registry import register_dataset
 
 
-@register_resource("weather")
-class Weather(Resource):
-    """Whatever the weather was."""
+@register_resource("tides")
+class Tides(Resource):
+    """High or low water."""
 
-    doc = "the weather of each day"
+    doc = "the tides of each day"
 
     def open(self, federation, scenario, side):
         return federation.unseen.inputs if side == "client" else None
@@ -399,23 +399,23 @@ class DriftLength(Analysis):
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    file = tmp_path / "weather.py"
+    file = tmp_path / "tides.py"
     file.write_text(PLUGIN)
     monkeypatch.setenv("FEDSHIFT_PLUGINS", str(file))
 
 
 @dataclass(frozen=True)
 class Outdoors(Part):
-    needs = frozenset({"weather"})
+    needs = frozenset({"tides"})
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_resource_of_one_file_is_checked_and_opened():
-    with pytest.raises(NotAllowedError, match=r"outdoors needs the weather .*add 'weather'"):
+    with pytest.raises(NotAllowedError, match=r"outdoors needs the tides .*add 'tides'"):
         check_needs(Method((Outdoors(),)), tiny_scenario(), 4)
-    session = start(Method((Outdoors(),)), allow=("weather",))
-    assert len(worker(session).resources["weather"]) == 12
-    assert "weather" not in session.server.resources
+    session = start(Method((Outdoors(),)), allow=("tides",))
+    assert len(worker(session).resources["tides"]) == 12
+    assert "tides" not in session.server.resources
 
 
 @pytest.mark.usefixtures("plugin")

@@ -389,7 +389,9 @@ def text(shown) -> list[list[str]]:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(render_table(shown))
-    return [line.replace("│", " ").split() for line in capture.get().splitlines() if "│" in line]
+    lines = [line.split() for line in capture.get().splitlines()]
+    rule = next(i for i, words in enumerate(lines) if words and set(words[0]) == {"─"})
+    return [words for words in lines[rule + 1 :] if words]
 
 
 def test_the_rendered_table_names_each_client_once():

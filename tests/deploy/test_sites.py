@@ -390,7 +390,7 @@ def test_a_table_becomes_a_site_with_the_preparation_of_the_federation(tmp_path:
     paths = make_site(tmp_path, "berlin", folder=str(table), preparation=str(agreed))
     own = own_federation(paths, folder_run(backbone="mlp", backbone_options={}))
     assert (own.classes, own.shape) == (("0", "1"), (1,))
-    assert sites.facts_of(own).test == 6
+    assert len(own.sites["berlin"].data.test) == 6
     with monkeypatch.context() as patch:
         patch.setattr(sites, "replay", lambda *_: pytest.fail("read again"))
         sites.open_folder(paths, read_site(paths.root))

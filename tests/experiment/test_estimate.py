@@ -31,7 +31,7 @@ def test_bytes_are_those_of_the_run(method):
     guess = estimate(*configure_run(method, scenario))
     real = run(method, scenario, quiet=True).summary
     assert guess.down == real["bytes"]["total"]["down"]
-    assert guess.up == pytest.approx(real["bytes"]["total"]["up"], rel=1e-3)  # losses are text
+    assert guess.up == pytest.approx(real["bytes"]["total"]["up"], rel=3e-3)  # scores are text
     assert (guess.rounds, guess.clients) == (5, 4)
     assert guess.seconds > 0
     assert guess.memory > 10e6

@@ -101,9 +101,10 @@ def test_the_model_of_a_round_that_was_not_committed_is_not_taken(tmp_path: Path
     monkeypatch.setattr(  # whatever its score, round 2 is kept before its commit
         Record,
         "keep_best",
-        lambda self, model, row: score(
+        lambda self, model, scoring, row: score(
             self,
             model,
+            scoring,
             row
             | {
                 "scores": {
@@ -152,8 +153,8 @@ def test_scores_that_arrive_a_round_late_keep_the_states_of_their_own_round(tmp_
     for round_ in (1, 2):  # client b was not visited in round 2
         store.save("a", round_, {"net": {"w": torch.tensor(float(round_))}})
     store.save("b", 1, {"net": {"w": torch.tensor(1.0)}})
-    keep_round(tmp_path, 1, {})
-    keep_round(tmp_path, 2, {})
+    keep_round(tmp_path, 1, {}, {})
+    keep_round(tmp_path, 2, {}, {})
     kept = {
         (round_, client): float(
             read_tensors(tmp_path / "best" / f"{round_}/clients/{client}.safetensors")[0]["net/w"]

@@ -179,7 +179,7 @@ def test_attached_scores_are_checked_and_a_lost_one_marks_the_round(opened):
         found = real(header, envelope, node)
         if node["client"] != "dark-1":
             return found
-        return Envelope(found.text.replace('"test/right"', '"test/wrong"'), found.blocks)
+        return Envelope(found.text.replace('"test/accuracy"', '"test/wrong"'), found.blocks)
 
     play(session, 1)
     assert session.record.pending is not None
@@ -188,7 +188,7 @@ def test_attached_scores_are_checked_and_a_lost_one_marks_the_round(opened):
     first = session.record.metrics[0]
     assert first["unscored"] == ["dark-1"]
     reasons = [r["reason"] for r in session.record.losses()["dark-1"] if r["task"] == "score"]
-    assert any("metric test/right is missing" in reason for reason in reasons)
+    assert any("test: accuracy is missing" in reason for reason in reasons)
 
 
 def test_a_lost_score_ends_a_run_without_a_policy(opened):
@@ -223,7 +223,7 @@ def messages(client="dark-0", task="score", round_=0):
 
 
 def test_what_is_said_to_one_site_goes_in_one_letter(opened):
-    session, office = opened()
+    session, office = opened(private_at_new_site="mean")
     shared = session.server.shared
     before = len(office.sent)
     wanted = [
@@ -233,7 +233,7 @@ def test_what_is_said_to_one_site_goes_in_one_letter(opened):
     ]
     found = {(u.client, u.task): u for u in session.transport.deliver(wanted)}
     assert len(office.sent) - before == 2
-    alone = worker(start("fedavg"))
+    alone = worker(start("fedavg", private_at_new_site="mean"))
     for message in wanted:
         assert found[message.client, message.task] == alone.visit(message)
 

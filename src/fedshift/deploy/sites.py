@@ -160,7 +160,8 @@ def with_target(scenario: Scenario, target: str | None) -> Scenario:
     allow = (*allow, "server_unlabelled")
     if target != FROM_SCENARIO:
         images_in(Path(target))
-        return scenario.change(unseen=NAME, unseen_split=None, allow=allow)
+        protocols = scenario.protocols  # nobody is scored on the target
+        return scenario.change(unseen=NAME, unseen_split=None, allow=allow, protocols=protocols)
     if scenario.unseen is None:
         raise ConfigError(
             f"scenario {scenario.name!r} has no unseen domain to be the target; name a folder "

@@ -100,7 +100,7 @@ def describe_split(scenario: Scenario) -> str:
 def data_fingerprint(scenario: Scenario) -> str:
     """A hash of the content of every domain that the scenario uses, the public data included."""
     used = dict(stored(scenario))
-    if scenario.public is not None:
+    if scenario.public is not None and "public_set" in scenario.allow:
         used |= {f"public/{name}": domain for name, domain in load(scenario.public).items()}
     return fingerprint(used)
 

@@ -50,6 +50,6 @@ def cases():
             yield pytest.param(name, clause, id=f"{name}-{clause.__name__}")
 
 
-@pytest.mark.parametrize(("method", "clause"), cases())
+@pytest.mark.parametrize(("method", "clause"), [*cases()])
 def test_contract(method, clause):
     clause(method)

@@ -167,7 +167,10 @@ def digest(testing: Any, session: Any) -> str:
 
 
 def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the numbers that every commit has: accuracies and losses, no newer measures."""
+    """Rows with the numbers that every commit has: accuracies and losses, no newer measures.
+
+    The privacy that was spent is accounted differently by commits, and is no result of training.
+    """
     scores = ("avg", "std", "all", "worst", "loss", "domains", "clients")
     out = []
     for row in rows:
@@ -175,7 +178,7 @@ def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             protocol: {split: {k: v[k] for k in scores} for split, v in splits.items()}
             for protocol, splits in row.get("scores", {}).items()
         }
-        out.append(row | {"scores": kept})
+        out.append({k: v for k, v in row.items() if k != "privacy"} | {"scores": kept})
     return out
 
 

@@ -7,19 +7,22 @@ the full matrix.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from fedshift.core.aggregate import Add, Aggregator, Mean
 from fedshift.core.channel import Channel
 from fedshift.core.part import Part
 from fedshift.core.registry import METHODS
-from fedshift.testing import CONTRACT, finite_and_moving, in_process_equals_bytes, resumes_exactly
+from fedshift.testing import (
+    CONTRACT,
+    finite_and_moving,
+    in_process_equals_bytes,
+    in_process_equals_pool,
+    resumes_exactly,
+)
 
 STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + groupdro"]
 SHORT = (finite_and_moving, in_process_equals_bytes, resumes_exactly)
-ALL = os.environ.get("FEDSHIFT_TEST_ALL") == "1"
 
 
 def overridden(item, base):
@@ -38,16 +41,20 @@ def kind(method):
 
 
 def cases():
-    """(method, clause) of every test."""
+    """(method, clause) of every test; what another one shows is marked."""
     seen = set()
     for name, entry in METHODS.entries().items():
         found = kind(entry.build())
-        for clause in CONTRACT if ALL or found not in seen else SHORT:
-            yield pytest.param(name, clause, id=f"{name}-{clause.__name__}")
+        yield from each(name, CONTRACT if found not in seen else SHORT)
         seen.add(found)
     for name in STACKS:
-        for clause in CONTRACT:
-            yield pytest.param(name, clause, id=f"{name}-{clause.__name__}")
+        yield from each(name, (*SHORT, in_process_equals_pool))
+
+
+def each(name, needed):
+    for clause in CONTRACT:
+        marks = () if clause in needed else pytest.mark.exhaustive
+        yield pytest.param(name, clause, id=f"{name}-{clause.__name__}", marks=marks)
 
 
 @pytest.mark.parametrize(("method", "clause"), [*cases()])

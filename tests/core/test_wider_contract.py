@@ -397,10 +397,16 @@ class DriftLength(Analysis):
 '''
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """One file for all tests: a name belongs to one module."""
+    path = tmp_path_factory.mktemp("plugin") / "tides.py"
+    path.write_text(PLUGIN)
+    return path
+
+
 @pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    file = tmp_path / "tides.py"
-    file.write_text(PLUGIN)
+def plugin(file, monkeypatch):
     monkeypatch.setenv("FEDSHIFT_PLUGINS", str(file))
 
 

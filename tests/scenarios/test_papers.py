@@ -133,10 +133,10 @@ def real(monkeypatch, tmp_path_factory):
     "name",
     [
         "fdse/office-caltech10",
-        "f2dc/office-caltech",
         "fedka/amazon/books",
-        "csac/rotated-mnist/deg75",
-        "feddebias/clean-cifar10",
+        pytest.param("f2dc/office-caltech", marks=pytest.mark.exhaustive),
+        pytest.param("csac/rotated-mnist/deg75", marks=pytest.mark.exhaustive),
+        pytest.param("feddebias/clean-cifar10", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.usefixtures("real")

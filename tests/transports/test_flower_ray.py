@@ -25,7 +25,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-METHODS = ["fedavg", "fedbn", "scaffold", "fdse", "f2dc", "fedka", "csac", "feddebias"]
+FURTHER = ("fedbn", "f2dc", "fedka", "csac", "feddebias")
+METHODS = ["fedavg", "scaffold", "fdse"]
+METHODS += [pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER]
 flower = pytest.importorskip("fedshift.transports.flower.grid")  # before Ray: it sets its address
 
 

@@ -50,6 +50,7 @@ class Writes(Part):
             "batch": x,
             "copy": x.clone(),
             "half": x.half(),
+            "bfloat16": x.bfloat16(),
             "double": x.double(),
             "flat": x.flatten(1),
             "one": x[0],
@@ -145,7 +146,7 @@ def test_memory_of_one_visit_takes_inputs_and_no_file_has_them(place, tmp_path):
     assert session.transport.store.load("dark-0", before=9) == {}
 
 
-FORMS = ["copy", "half", "double", "flat", "one", "stacked", "stored", "unit"]
+FORMS = ["copy", "half", "bfloat16", "double", "flat", "one", "stacked", "stored", "unit"]
 
 
 @pytest.mark.parametrize("form", FORMS)

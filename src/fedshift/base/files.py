@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,9 +164,12 @@ def read_json(path: Path) -> Any:
 
 
 def from_json(blob: bytes) -> Any:
-    """A JSON value without control characters in its texts, which a terminal would obey."""
+    """A JSON value without control characters in its texts, which a terminal would obey.
+
+    Nor has it half a surrogate pair, which JSON can escape and no file or stream can hold.
+    """
     value = json.loads(blob)
-    return _printable(value) if b"\\u00" in blob else value
+    return _printable(value) if re.search(rb"\\u00|\\u[dD]", blob) else value
 
 
 def _printable(value: Any) -> Any:

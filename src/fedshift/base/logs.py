@@ -24,7 +24,8 @@ def printable(text: str) -> str:
 
 
 def _shown(character: str) -> str:
-    control = unicodedata.category(character) in ("Cc", "Cf") and character != "\t"
+    # Cs: half of a pair, which no stream can encode.
+    control = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character != "\t"
     return character.encode("unicode_escape").decode() if control else character
 
 

@@ -21,6 +21,7 @@ site = typer.Typer(
     name="site", help="One site of a federation on real machines.", no_args_is_help=True
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `init` made.")]
+ALL = "0.0.0.0"  # noqa: S104  sites are other machines, and only registered ones get in, over TLS
 Days = Annotated[int, typer.Option(help="How long the certificate holds.", min=1, max=3650)]
 San = Annotated[
     list[str] | None,
@@ -40,7 +41,7 @@ def server_init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach this machine.")],
     port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 8000,
-    bind: Annotated[str, typer.Option(help="Address to listen on; default: all.")] = "0.0.0.0",
+    bind: Annotated[str, typer.Option(help="Address to listen on; default: all.")] = ALL,
     san: San = None,
     days: Days = 365,
 ) -> None:

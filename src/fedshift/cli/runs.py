@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.config import RunConfig
@@ -53,6 +54,7 @@ def configured(
 
     A method given as an option replaces the file's with its settings.
     """
+    own: dict[str, Any]
     own, changed = split_settings(settings, **changes)
     if method is None and file is None:
         raise ConfigError("no --method is given; `fedshift list methods` shows what there is")

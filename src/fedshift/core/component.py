@@ -122,8 +122,10 @@ def check(name: str, value: Any, limits: Any) -> None:
     choices, low, high = limits["choices"], limits["low"], limits["high"]
     if choices is not None and value not in choices:
         raise ConfigError(f"{name} is {value!r}; it takes one of {', '.join(map(str, choices))}")
-    if value is None:
+    if value is None or (low is None and high is None):
         return
+    if not isinstance(value, int | float):
+        raise ConfigError(f"{name} is {value!r}; it takes a number")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{name} is {value}; it must be {span}")

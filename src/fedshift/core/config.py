@@ -163,7 +163,7 @@ def parse_config(value: Any, source: str) -> RunConfig:
                 "install a newer fedshift"
             )
         return RunConfig.model_validate(held | {"format": FORMAT})
-    except (ValidationError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         text = one_line(error) if isinstance(error, ValidationError) else repr(error)
         raise RunError(f"{source} is not a run configuration we can read: {text}") from None
 

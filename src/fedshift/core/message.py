@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from fedshift.base import tree
+from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 
 Scalar = bool | int | float | str
@@ -67,10 +68,13 @@ class Message:
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Self:
-        """Inverse of :meth:`to_bytes`."""
+        """Inverse of :meth:`to_bytes`; raises one line if the fields are not those of a message."""
         tensors, scalars = tree.from_bytes(blob)
         sections: dict[str, Any] = {s: tree.under(s, tensors) for s in cls.SECTIONS}
-        return cls(**scalars, **sections)
+        try:
+            return cls(**scalars, **sections)
+        except TypeError as error:
+            raise RunError(f"not a message of fedshift, or a damaged one ({error})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,18 @@ import io
 import json
 import shutil
 import tempfile
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedshift.base.errors import DataError
+from fedshift.base.tree import MALFORMED
 from fedshift.data.samples import Domain
 
 ARRAYS = ("x", "y", "split")
@@ -110,7 +112,7 @@ def read_domain(folder: Path, *, verify: bool | None = None) -> Domain:
         path = folder / f"{name}.npy"
         if (full or stamps.get(name) != _stamp(path)) and digest(path) != card["sha256"][name]:
             raise DataError(f"{path} is damaged: its checksum does not match; delete {folder}")
-        arrays[name] = np.load(path, mmap_mode="c")
+        arrays[name] = _stored(path, "c")
     x, y, split = (torch.from_numpy(arrays[name]) for name in ARRAYS)
     sums = {name: card["sha256"][name] for name in ARRAYS}
     return Domain(
@@ -170,13 +172,34 @@ def fingerprint(domains: Mapping[str, Domain]) -> str:
 
 def read_card(folder: Path) -> dict[str, Any]:
     """The record beside a domain's arrays: its name, classes, checksums and stamps."""
-    card: dict[str, Any] = json.loads((folder / "domain.json").read_text())
+    path = folder / "domain.json"
+    card: dict[str, Any] = {}
+    try:
+        card = json.loads(path.read_text())
+        good = isinstance(card["name"], str) and all(isinstance(c, str) for c in card["classes"])
+        good = good and {*ARRAYS} <= card["sha256"].keys() and hasattr(card.get("stamp", {}), "get")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        good = False
+    if not good:
+        raise DataError(f"{path} is damaged: it is no record of a domain; delete {folder}")
     return card
+
+
+def _stored(path: Path, mode: Literal["c", "r"]) -> NDArray[Any]:
+    """An array of ours, memory-mapped; whatever numpy says about its header is one line."""
+    try:
+        found: NDArray[Any] = np.load(path, mmap_mode=mode)
+    except (*MALFORMED, SyntaxError, EOFError, tokenize.TokenError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete {path.parent}") from None
+    return found
 
 
 def read_ids(folder: Path) -> list[str]:
     """Where each row comes from: its file name, or its row number if the source had no files."""
     path = folder / "ids.npy"
     if not path.exists():
-        return [str(i) for i in range(len(np.load(folder / "y.npy", mmap_mode="r")))]
-    return [str(one) for one in np.char.decode(np.load(path), "utf-8")]
+        return [str(i) for i in range(len(_stored(folder / "y.npy", "r")))]
+    try:
+        return [str(one) for one in np.char.decode(_stored(path, "r"), "utf-8")]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); prepare the data again") from None

@@ -183,13 +183,13 @@ class ServerSettings(Frozen):
 
     host: str  # name or address that sites connect to
     port: Port = 8000
-    bind: str = "0.0.0.0"  # address to listen on
+    bind: str = "0.0.0.0"  # noqa: S104  address to listen on: sites are other machines, over TLS
     names: tuple[str, ...] = ()  # further names and addresses in the certificate
 
     @property
     def local(self) -> str:
         """The address at which this machine reaches its own server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)  # noqa: S104
 
     @property
     def local_address(self) -> str:
@@ -259,7 +259,7 @@ def read_settings(path: Path, kind: type[Chosen], made_by: str) -> Chosen:
         return kind.model_validate(values)
     except OSError:
         raise ConfigError(f"{path} does not exist; `{made_by}` makes such a folder") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; mend that line") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None

@@ -30,6 +30,7 @@ from fedshift.privacy.accountant import epsilon_of_site
 from fedshift.runs.durable_lines import DurableLines
 
 TASKS: tuple[str, ...] = get_args(Task)
+LARGEST = 1e9  # noise, in units of the clip, that anybody could mean
 
 
 @runtime_checkable
@@ -104,6 +105,8 @@ def spent_by_site(lines: DurableLines) -> Counter[float]:
     for row in lines.read():
         noise = row.get("noise")
         if isinstance(noise, bool) or not isinstance(noise, int | float | None):
+            raise lines.damaged()
+        if noise is not None and not 0 <= noise < LARGEST:
             raise lines.damaged()
         if noise is not None:
             out[float(noise)] += 1

@@ -125,9 +125,13 @@ def scenario_of(file: RunFile) -> Scenario:
     if "data" in table:
         return scenario_from(complete_scenario(table), None, list(file.allow), {})
     name = table.pop("name", "digits")
+    if not isinstance(name, str):
+        raise ConfigError(f"scenario.name is {name!r}; it takes the name of a scenario")
     for owner in NESTED:
-        for key, value in (table.pop(owner, None) or {}).items():
-            table[f"{owner}.{key}"] = value
+        nested = table.pop(owner, None) or {}
+        if not isinstance(nested, dict):
+            raise ConfigError(f"scenario.{owner} is {nested!r}; it takes a table with a kind")
+        table |= {f"{owner}.{key}": value for key, value in nested.items()}
     return scenario_from(name, file.scale, list(file.allow), table)
 
 

@@ -147,9 +147,9 @@ def nested_option(base: Scenario, owner: str, parts: dict[str, Any]) -> dict[str
     """
     kinds = KINDS["partition" if owner == "partition" else "split"]
     held = getattr(base, owner) or base.split
-    kind = parts.get("kind", held.kind)
+    kind = str(parts.get("kind", held.kind))
     if kind not in kinds:
-        raise UnknownNameError.of(f"kind of scenario.{owner}", str(kind), kinds)
+        raise UnknownNameError.of(f"kind of scenario.{owner}", kind, kinds)
     for part in parts:
         if part not in kinds[kind].model_fields:
             raise UnknownNameError.of(f"option of {owner} {kind!r}", part, kinds[kind].model_fields)

@@ -43,7 +43,7 @@ class RunFile(Frozen):
     """The settings that a run file may contain; an unknown one is an error."""
 
     method: str
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
     seed: int = 0
     scenario: str | dict[str, Any] = "digits"

@@ -8,15 +8,16 @@ the documentation of the options. Importing this module registers names and must
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from pydantic import TypeAdapter
 
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
 from fedshift.base.files import home, write_bytes, write_json
@@ -152,8 +153,13 @@ def register(card: DatasetCard) -> None:
     def build(**options: Any) -> Domains:
         return load(card, variant_of(card, options))
 
-    build.__doc__ = f"{card.summary[0].upper()}{card.summary[1:]}."
+    build.__doc__ = f"{card.summary[:1].upper()}{card.summary[1:]}."
     register_dataset(card.name)(build)
+
+
+@cache
+def _cards() -> TypeAdapter[DatasetCard]:
+    return TypeAdapter(DatasetCard)
 
 
 def own_cards() -> dict[str, DatasetCard]:
@@ -161,11 +167,10 @@ def own_cards() -> dict[str, DatasetCard]:
     cards = {}
     for path in sorted((home() / "own").glob("*.json")):
         try:
-            found = json.loads(path.read_text())
-            lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-            card = DatasetCard(**(found | lists))
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            warn_once(f"{path} is not a card ({error}); add the data again")
+            card = _cards().validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            warn_once(f"{path} is not a card ({reason}); add the data again")
             continue
         cards[card.name] = card
     return cards

@@ -72,20 +72,20 @@ def load(card: DatasetCard, variant: Variant | None = None) -> dict[str, Domain]
 def read_store(folder: Path, *, verify: bool = False) -> dict[str, Domain]:
     """The domains of a prepared variant; checksums are compared if it is small or ``verify``."""
     about = read_about(folder)
-    full = verify or about["bytes"] < SMALL
     try:
+        full = verify or about["bytes"] < SMALL
         return {
             name: read_domain(folder / folder_name(name), verify=full) for name in about["domains"]
         }
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is damaged ({error}); delete it and prepare it again") from None
 
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The record of a prepared variant: its domains, classes, options, shape and bytes."""
     try:
-        about: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
-    except (OSError, ValueError) as error:
+        about: dict[str, Any] = dict(json.loads((folder / "dataset.json").read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{folder} is damaged ({error}); delete it and prepare it again") from None
     return about
 
@@ -93,10 +93,13 @@ def read_about(folder: Path) -> dict[str, Any]:
 def read_report(folder: Path) -> Report:
     """The report of a preparation: what was left out and why, and notes."""
     path = folder / "report.json"
-    report: Report = (
-        json.loads(path.read_text()) if path.exists() else {"left_out": [], "notes": []}
-    )
-    return report
+    if not path.exists():
+        return {"left_out": [], "notes": []}
+    try:
+        found = json.loads(path.read_text())
+        return {key: [str(line) for line in found[key]] for key in ("left_out", "notes")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}); prepare the data again") from None
 
 
 def prepare(

@@ -12,21 +12,28 @@ Office-Caltech10 are published.
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources.images import resize_all
-from fedshift.data.sources.limits import Limits
+from fedshift.data.sources.limits import Limits, refuse_above
 from fedshift.data.sources.source import Array, Read, assemble
 
+MOST_CLASSES = 100_000  # a larger label is a mistake, and would take all memory in names
 ENTRIES = ("x", "data", "indices", "indptr", "shape", "y", "split")
-BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+BROKEN = (
+    OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, SyntaxError,
+    tokenize.TokenError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,24 +81,60 @@ def npz_source(path: Path, name: str, alias: Callable[[str], str] = str) -> Arra
     if entries["y"].ndim != 1 or entries["y"].dtype.kind not in "iu":
         found = f"{entries['y'].dtype} of {entries['y'].shape}"
         raise DataError(f"{path}: y is {found}; expected one whole number per row, from 0 on")
-    classes = _class_names(entries, alias)
+    classes = _class_names(entries, alias, path)
     return ArraySource(name, classes, lambda: _npz_rows(path, classes))
 
 
 def open_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
     """Entries of an npz file, all or those in ``names``; pickled ones are refused."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {n: file[n] for n in (names or file.files) if n in file.files}
-    except (*BROKEN, AttributeError, TypeError) as error:
+        _refuse_bomb(path)
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            found = {n: file[n] for n in (names or file.files) if n in file.files}
+            return {n: _whole(n, array) for n, array in found.items()}
+    except (*BROKEN, AttributeError, TypeError, MemoryError) as error:
         raise DataError(f"{path} cannot be read ({error}); make or fetch it again") from None
 
 
-def _class_names(entries: Mapping[str, Array], alias: Callable[[str], str]) -> tuple[str, ...]:
+def _whole(name: str, array: Any) -> Array:
+    """An entry that is an array, and whose texts are texts; numpy hands out others as well."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"entry {name} is no array")
+    if array.dtype.kind == "U":
+        codes = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+        if array.dtype.byteorder == ">":
+            codes = codes.byteswap()
+        if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+            raise ValueError(f"entry {name} holds characters that do not exist")
+    return array
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Raise if a small file says that it holds far more than the limit of a preparation."""
+    with zipfile.ZipFile(path) as file:
+        size = sum(entry.file_size for entry in file.infolist())
+    most = Limits().gigabytes
+    if size > most * 1e9 and size > 100 * path.stat().st_size:
+        raise DataError(
+            f"{path} has {path.stat().st_size / 1e6:.1f} MB and would take {size / 1e9:,.0f} GB, "
+            f"more than {most:g}; check where it comes from, or save it uncompressed"
+        )
+
+
+def _numbered(top: int, alias: Callable[[str], str], path: Path) -> tuple[str, ...]:
+    """Names of classes that are numbers from 0 to ``top``."""
+    if top >= MOST_CLASSES:
+        raise DataError(f"{path}: y holds the label {top}; labels count from 0: number them anew")
+    return tuple(alias(str(i)) for i in range(top + 1))
+
+
+def _class_names(
+    entries: Mapping[str, Array], alias: Callable[[str], str], path: Path
+) -> tuple[str, ...]:
     if "classes" in entries:
         return tuple(alias(str(name)) for name in entries["classes"])
-    top = int(entries["y"].max(initial=-1)) + 1
-    return tuple(alias(str(i)) for i in range(top))
+    y = entries["y"]
+    return _numbered(int(y.max()) if len(y) else -1, alias, path)
 
 
 def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
@@ -120,9 +163,10 @@ def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
 
 def _marks(split: Array, path: Path) -> Array:
     """Our split codes (0 train, 1 val, 2 test) from the file's (0 train, 1 test, 2 validation)."""
-    if split.dtype.kind not in "iub" or not np.isin(split, (0, 1, 2)).all():
-        odd = next(s for s in split.tolist() if s not in (0, 1, 2))
-        raise DataError(f"{path}: split holds {odd!r}; it takes 0 train, 1 test, 2 validation")
+    if split.ndim != 1 or split.dtype.kind not in "iub" or not np.isin(split, (0, 1, 2)).all():
+        odd = (repr(s) for s in split.ravel().tolist() if s not in (0, 1, 2))
+        found = next(odd, f"{split.dtype} of {split.shape}")
+        raise DataError(f"{path}: split holds {found}; it takes 0 train, 1 test, 2 validation")
     return np.array([0, 2, 1], dtype=np.uint8)[split.astype(np.int64)]
 
 
@@ -143,8 +187,15 @@ def dense(entries: Mapping[str, Array], path: Path) -> Array:
         raise DataError(f"{path} has {found}; expected x, or data, indices, indptr and shape")
     from scipy.sparse import csr_matrix  # noqa: PLC0415  slow to import
 
-    parts = (entries["data"], entries["indices"].astype(np.int32), entries["indptr"])
-    return np.asarray(csr_matrix(parts, shape=tuple(entries["shape"])).toarray())
+    try:
+        parts = (entries["data"], entries["indices"].astype(np.int32), entries["indptr"])
+        matrix = csr_matrix(parts, shape=tuple(entries["shape"].tolist()))
+        matrix.check_format(full_check=True)  # an index outside would be written to any memory
+        size = math.prod(matrix.shape) * matrix.dtype.itemsize
+        refuse_above(size / 1e9, f"{path} as a dense array", Limits())
+        return np.asarray(matrix.toarray())
+    except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+        raise DataError(f"{path} is no CSR matrix ({error}); make it again") from None
 
 
 def mat_source(
@@ -154,7 +205,7 @@ def mat_source(
     parts = [_mat_rows(path) for path in paths]
     sizes = [len(y) for _, y in parts]
     x, numbers = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    names = tuple(classes) or tuple(alias(str(i)) for i in range(int(numbers.max(initial=-1)) + 1))
+    names = tuple(classes) or _numbered(int(numbers.max(initial=-1)), alias, paths[0])
     good = (numbers >= 0) & (numbers < len(names))
     ids = [f"{p.stem}/{i}" for p, n in zip(paths, sizes, strict=True) for i in range(n)]
     left_out = tuple(

@@ -16,6 +16,7 @@ from pathlib import Path
 from fedshift.base.errors import DataError
 from fedshift.data.sources.images import SPLITS, ImageSource, Item
 from fedshift.data.sources.pixels import SUFFIXES
+from fedshift.data.sources.tables.reading import encoding_of
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 SITES = ("site", "center", "centre", "hospital")  # other names of a domain column
@@ -28,7 +29,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """Place and cells of each line of a csv, by column; spaces around names and cells are cut."""
     csv.field_size_limit(2**27)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding=encoding_of(path)) as file:
             head = file.readline()
             mark = max(DELIMITERS, key=head.count)
             file.seek(0)
@@ -73,6 +74,8 @@ class Listing:
         if not path or not label or not domain:
             empty = "path" if not path else "label" if not label else "site"
             self.left_out.append(f"{where}: the {empty} is empty; fill it in")
+        elif "\0" in path:
+            self.left_out.append(f"{where}: {path!r} is no path; mend it")
         elif split is None:
             self.left_out.append(f"{where}: the split is unknown; write train, val or test")
         elif not whole.resolve().is_relative_to(self.root.resolve()):

@@ -146,8 +146,8 @@ class Decoder:
             if too_large := self._too_large(int(head.Columns), int(head.Rows), frames):
                 return too_large
             pixels = dicom_bytes(dicom.dcmread(path))
-        except (dicom.errors.InvalidDicomError, AttributeError, RuntimeError) as error:
-            return f"cannot be decoded ({error})"
+        except Exception as error:  # pydicom's parser raises whatever it meets
+            return f"cannot be decoded ({str(error)[:200]})"
         return np.asarray(to_size(Image.fromarray(pixels).convert("RGB"), self.size))
 
 

@@ -68,7 +68,7 @@ def supervise(
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
-            running[name] = subprocess.Popen(
+            running[name] = subprocess.Popen(  # noqa: S603  our own daemons, no shell
                 list(command),
                 env=dict(environment),
                 preexec_fn=follow_parent,  # noqa: PLW1509  no threads here

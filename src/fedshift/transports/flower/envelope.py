@@ -86,6 +86,8 @@ def from_envelope(envelope: Envelope, kind: type[M]) -> list[M]:
 
     try:
         content = json.loads(envelope.text)
+        if "\\u" in envelope.text:  # half a surrogate pair fails here, not in a file or a stream
+            json.dumps(content, ensure_ascii=False).encode()
         layouts: list[TensorLayout] = content["layouts"]
         return [message(row) for row in content["messages"]]
     except (*MALFORMED, IndexError) as error:
@@ -150,11 +152,15 @@ def unpack(block: bytes, entries: TensorLayout) -> Tree:
     out: Tree = {}
     begin = 0
     for name, kind, shape in entries:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tensor is {name!r}")
         dtype = getattr(torch, kind, None)
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"{name} has the unknown dtype {kind!r}")
+        if not all(type(side) is int and 0 <= side <= LARGEST for side in shape):
+            raise TypeError(f"{name} has no shape")  # a product with a list would repeat the list
         size = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or begin + size > len(block):
+        if begin + size > len(block):
             raise ValueError(f"{name} of shape {shape} does not lie within its block")
         piece = memory[begin : begin + size]
         out[name] = piece.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)

@@ -118,8 +118,8 @@ TENSORFLOW_PRIVACY = (
     (1.12, 2, 1.04),
     (1.2, 10, 1.20),
 )
-# Deep learning with Gaussian DP, Harvard Data Science Review, 2020, caption of Figure 4: the moments
-# accountant at epochs 20 and 70 (pmc.ncbi.nlm.nih.gov/articles/PMC7695347/figure/F4).
+# Deep learning with Gaussian DP, Harvard Data Science Review, 2020, caption of Figure 4: the
+# moments accountant at epochs 20 and 70 (pmc.ncbi.nlm.nih.gov/articles/PMC7695347/figure/F4).
 GAUSSIAN_DP = ((1.3, 20, 1.34), (0.7, 70, 8.68))
 
 

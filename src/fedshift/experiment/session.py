@@ -23,7 +23,7 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import describe_split, federate
+from fedshift.engine.federation import describe_split, federate, input_preparation
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
@@ -31,6 +31,7 @@ from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, p
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
+from fedshift.runs.best import keep_preparation
 from fedshift.runs.record import Record, Row, read_compute
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
@@ -193,6 +194,8 @@ def prepare(
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
     record.describe_model(known.shape, known.classes)
+    if path is not None and federation is None:
+        keep_preparation(path, input_preparation(scenario, known))
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy

@@ -5,6 +5,7 @@ states and personal entries are in files of their own, one per client and round 
 which are only ever replaced and never edited; so keeping those of a round means a hard link to
 each, whatever their size. The layout::
 
+    preparation.json                         how raw data become inputs, to be replayed
     best/model.json                          shape of an input, names of the classes
     best/ROUND/shared.safetensors            shared entries after that round
     best/ROUND/scoring.safetensors           what parts predict with besides, if anything
@@ -24,11 +25,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedshift.base.files import readable_errors
+from fedshift.base.files import readable_errors, write_json
 from fedshift.base.tensor_files import write_tensors
 
 FOLDER = "best"
 STORES = ("clients", "personal")
+PREPARATION = "preparation.json"
+
+
+def keep_preparation(path: Path, found: Mapping[str, Any]) -> None:
+    """Write how raw data became the inputs of a run, for predictions (``experiment.raw``)."""
+    write_json(path / PREPARATION, found)
 
 
 def keep_round(

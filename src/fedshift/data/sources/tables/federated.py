@@ -179,7 +179,8 @@ def _content(site: SiteTable, used: Sequence[str]) -> Array:
         column = site.columns[name]
         if column.dtype == object:
             codes: dict[Any, int] = {}
-            column = np.array([codes.setdefault(v, len(codes)) for v in column], np.float64)
+            cells = column.tolist()
+            column = np.array([codes.setdefault(v, len(codes)) for v in cells], np.float64)
         parts.append(column)
     return np.ascontiguousarray(np.stack(parts, axis=1))
 

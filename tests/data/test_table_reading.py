@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.base.errors import DataError
-from fedshift.data.sources.tables import cells, reading
+from fedshift.data.sources.tables import cells
 from fedshift.data.sources.tables.reading import read_table
 from fedshift.data.sources.tables.schema import TableSchema
 
@@ -79,7 +79,7 @@ CELL = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
     st.decimals(allow_nan=False, allow_infinity=False).map(str),
     st.sampled_from(["", "?", "NA", "nan", " 1", "2 ", "+3", "007", "1_0", "1,5", "x", "é", ".5",
-                     "5.", "1e999", "-0", "0", "0x1A", "Infinity", "1d2", "１"]),
+                     "5.", "1e999", "-0", "0", "0x1A", "Infinity", "1d2", "\uff11"]),
 )  # fmt: skip
 
 
@@ -105,6 +105,13 @@ def test_a_csv_reads_the_same_with_and_without_pyarrow(rows, size, windows):
     for name, column in one.columns.items():
         assert column.dtype == two.columns[name].dtype
         assert repr(column.tolist()) == repr(two.columns[name].tolist()), name
+
+
+def test_codes_and_gaps_of_a_plain_file(tmp_path):
+    (tmp_path / "t.csv").write_text("zip,n,m\n01067,0,-\n10115,0.5,NULL\n99999,7,2\n")
+    assert columns(tmp_path / "t.csv") == {
+        "zip": ["01067", "10115", "99999"], "n": [0.0, 0.5, 7.0], "m": ["-", "-", 2.0],
+    }  # fmt: skip
 
 
 def test_only_plain_files_go_to_pyarrow(tmp_path):

@@ -1,9 +1,10 @@
 """The cells of a csv, column by column and block by block: through pyarrow, or Python's csv module.
 
-``reading`` asks :func:`blocks_of` for them and turns each column into numbers or texts. pyarrow (the
-extra ``tables``) is ten times as fast and is used where it cannot differ: for plain UTF-8 without
-quotes and empty lines. Whatever it does not take as it is (a line of another length, a number that
-it writes differently) goes the slow way, so that the outcome never depends on what is installed.
+``reading`` asks :func:`blocks_of` for them and turns each column into numbers or texts. pyarrow (of
+the extra ``tables``) is several times as fast and is used where it cannot differ: for plain UTF-8
+without quotes and empty lines. Whatever it does not take as it is (a line of another length, a
+number in another spelling) goes the slow way, so that the outcome never depends on what is
+installed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fedshift.base.errors import DataError
 from fedshift.base.logs import log
 from fedshift.data.sources.tables.preparation import CategoryPlan, NumberPlan, TablePreparation
 from fedshift.data.sources.tables.reading import Array, from_values, read_table
-from fedshift.data.sources.tables.replay import preparation_of
+from fedshift.data.sources.tables.replay import agreed_of, preparation_of
 from fedshift.data.sources.tables.roles import not_numbers
 from fedshift.data.sources.tables.schema import TableSchema
 
@@ -56,7 +56,7 @@ def _preparation(record: Mapping[str, Any], site: str | None, reference: Any) ->
             "site=ID",
         )
     schema = TableSchema.model_validate(record["schema"])
-    agreed = TablePreparation.from_json(next(iter(known.values())))
+    agreed = agreed_of(record)
     return agreed.fit(agreed.count(columns_of(reference, agreed, schema)), schema)
 
 

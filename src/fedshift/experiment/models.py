@@ -151,14 +151,15 @@ class Kept:
         """Find the selected round of a run and build its net, with initial entries."""
         config = read_config(path)
         whole = method or config.build()
-        round_ = _selected(path, config, protocol or ("global" if site is None else "personal"))
+        about = read_json(path / best.FOLDER / "model.json")
+        wanted = protocol or ("global" if site is None else "personal")
+        round_ = about["round"] if "round" in about else _selected(path, config, wanted)
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():
             raise RunError(
                 f"{path} holds no model of round {round_}, which is the selected one; runs of "
                 "earlier versions and unfinished ones that select the last round have none"
             )
-        about = read_json(path / best.FOLDER / "model.json")
         classes, shape = tuple(about["classes"]), tuple(about["shape"])
         net = build_net(config, whole, Federation({}, {}, None, classes, shape))
         sites = sites_of(path)
@@ -259,7 +260,13 @@ class Kept:
 
 
 def sites_of(path: Path) -> tuple[str, ...]:
-    """The sites of a run, each of which may have a model of its own."""
+    """The sites of a run, each of which may have a model of its own.
+
+    The directory of a deployed site (``deploy.models``) names that site alone.
+    """
+    about = read_json(path / best.FOLDER / "model.json")
+    if "sites" in about:
+        return tuple(about["sites"])
     return tuple(sorted(read_json(path / "checkpoints" / "roster.json")))
 
 

@@ -53,13 +53,13 @@ def keep_round(
             write_tensors(folder / "scoring.safetensors", dict(scoring), {"round": round_})
         for store in STORES:
             if (path / "checkpoints" / store).is_dir():
-                _link_newest(path / "checkpoints" / store, folder / store, round_)
+                link_newest(path / "checkpoints" / store, folder / store, round_)
 
 
-def _link_newest(store: Path, target: Path, round_: int) -> None:
+def link_newest(store: Path, target: Path, round_: int) -> None:
     """Link each client's newest file that is not from a round later than ``round_``."""
     target.mkdir(parents=True)
-    for client in store.iterdir():
+    for client in [one for one in store.iterdir() if one.is_dir()] if store.is_dir() else []:
         rounds = [int(f.stem) for f in client.glob("*.safetensors") if int(f.stem) <= round_]
         if rounds:
             link(client / f"{max(rounds)}.safetensors", target / f"{client.name}.safetensors")

@@ -24,6 +24,7 @@ SMALL = {
     "fedka-cnn": ((3, 16, 20), {"width": 0.25}),
     "lenet": ((1, 28, 28), {}),
     "mlp": ((384,), {"hidden": 16, "features": 8}),
+    "linear": ((384,), {}),
     "mnist-cnn": ((1, 14, 14), {"width": 0.25}),
     "resnet10": ((3, 16, 16), {"width": 0.125}),
     "resnet18": ((3, 32, 32), {"width": 0.125, "bottleneck": 16}),
@@ -31,8 +32,8 @@ SMALL = {
     "resnet50": ((3, 32, 32), {"width": 0.125, "stem": "small"}),
     "vgg11": ((3, 32, 32), {"width": 0.125}),
 }
-NORMED = [n for n in SMALL if n not in ("alexnet", "cct-7-3x1")]
-IMAGES = [n for n in SMALL if n != "mlp"]
+NORMED = [n for n in SMALL if n not in ("alexnet", "cct-7-3x1", "linear")]
+IMAGES = [n for n in SMALL if n not in ("mlp", "linear")]
 
 
 def build(name, shape, classes, **options):
@@ -88,6 +89,7 @@ def test_every_backbone_of_ours_is_tested_here():
         # CCT's own classifier of 100 classes is our head: with it, and without
         ("cct-7-3x1", (3, 32, 32), 100, 3_783_269 - 25_700, 3_783_269),
         ("mlp", (384,), 2, 192_500 + 1_000 + 50_100 + 200, 244_002),
+        ("linear", (384,), 2, 0, 385 * 2),
     ],
 )
 def test_parameters_are_as_many_as_published(name, shape, classes, body, whole):

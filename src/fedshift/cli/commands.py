@@ -18,6 +18,7 @@ from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
+from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.add_typer(site_app, name="site")
 
 
 app.command()(ledger)
+app.command()(predict)
 
 
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered

@@ -78,6 +78,30 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     return Federation({site.id: site}, {}, None, domain.classes, domain.shape)
 
 
+def own_preparation(paths: SitePaths, run: RunConfig) -> dict[str, Any]:
+    """How this site's raw data become inputs, to be replayed at predictions."""
+    settings = read_site(paths.root)
+    name = settings.domain or settings.id
+    out: dict[str, Any] = {"domains": {settings.id: name}}
+    agreed = preparation_file(paths, settings, run.name)
+    if not settings.trial and _is_table(settings) and agreed is not None:
+        out["table"] = read_record(agreed)
+    return out
+
+
+def preparation_file(paths: SitePaths, settings: SiteSettings, run: str) -> Path | None:
+    """The preparation of this site's table: the one it names, or what the run's sites agreed on."""
+    if settings.preparation is not None:
+        return Path(settings.preparation)
+    agreed = paths.preparations / f"{run}.json"
+    return agreed if agreed.exists() else None
+
+
+def _is_table(settings: SiteSettings) -> bool:
+    folder = Path(settings.folder or "")
+    return folder.suffix.lower() in TABLES and folder.is_file()
+
+
 def _trial(client: str, run: RunConfig) -> Federation:
     """A trial site: the client of the run's scenario with this id, without the unseen domain."""
     full = federate(run.scenario.change(unseen=None, unseen_split=None), run.seed)

@@ -8,10 +8,10 @@ advances them round by round. A session must never decide what a round computes,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fedshift.base.errors import RunError
 from fedshift.base.process import cores
@@ -23,7 +23,7 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import describe_split, federate
+from fedshift.engine.federation import describe_split, federate, input_preparation
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
@@ -31,9 +31,11 @@ from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, p
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
+from fedshift.runs.best import keep_preparation
 from fedshift.runs.record import Record, Row, read_compute
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
+from fedshift.runs.what_left import preparation_line
 from fedshift.transports import TRANSPORTS
 
 
@@ -196,6 +198,8 @@ def prepare(
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
     record.describe_model(known.shape, known.classes)
+    if federation is None:
+        note_preparation(record, input_preparation(scenario, known))
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
@@ -208,6 +212,21 @@ def prepare(
     restore_or_enrol(server, transport, record, known.sites if federation is None else None)
     split = describe_split(scenario) if federation is None else ""
     return Session(server, transport, known, record, options.listener, split)
+
+
+def note_preparation(record: Record, prepared: Mapping[str, Any]) -> None:
+    """Keep how raw data became inputs, and add to the ledger what each site told for that.
+
+    A resumed run replaces these lines by its own ledger. Where several clients share the data of
+    one site, the line is the site's.
+    """
+    if record.path is not None:
+        keep_preparation(record.path, prepared)
+    table, domains = prepared.get("table", {}), prepared.get("domains", {})
+    for site, size in table.get("told", {}).items():
+        holders = [client for client, domain in domains.items() if domain == site]
+        client = holders[0] if len(holders) == 1 else site
+        record.ledger.append(preparation_line(client, size, "; ".join(table["leaves"])))
 
 
 def restore_or_enrol(

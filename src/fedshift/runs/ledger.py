@@ -97,7 +97,7 @@ class Ledger:
         """Bytes by direction, for one task or for all of them."""
         out = {"down": 0, "up": 0}
         for row in self.rows:
-            counted = row["task"] != "facts" and task in (None, row["task"])
+            counted = row["task"] not in ("facts", "preparation") and task in (None, row["task"])
             if counted and row["direction"] in out:
                 out[row["direction"]] += row["bytes"]
         return out

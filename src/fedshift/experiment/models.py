@@ -55,12 +55,17 @@ class Model:
     client: Client | None = None
     inbox: Tree = field(default_factory=dict)  # what the parts' ``send_scoring`` returned
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
+    @property
+    def scoring(self) -> Scoring:
+        """What parts predict and adapt with, as it was when the model was scored."""
         names = ("scoring",) if self.site is None else (self.site, "scoring")
         draw = partial(seeds.generator, self.config.seed, self.round, *names)
+        return Scoring(self.client, self.inbox, draw)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
         with torch.no_grad():
-            return self.method.predict(self.net, Scoring(self.client, self.inbox, draw), x)
+            return self.method.predict(self.net, self.scoring, x)
 
     def predict(self, x: Tensor) -> list[str]:
         """The name of the likeliest class for each input."""

@@ -123,7 +123,7 @@ def run(
     from fedshift.cli.runs import begun, configured, read_file, require_run
     from fedshift.core.server import Policy
     from fedshift.engine.compute import Compute
-    from fedshift.experiment.estimate import estimate
+    from fedshift.experiment.estimate import estimate, worth_a_warm_up
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.run import execute
     from fedshift.experiment.session import Options
@@ -157,6 +157,8 @@ def run(
     if dry_run:
         announce([(estimate(config, whole), 1)], opt.processes(count), as_json=as_json)
         return
+    if not quiet and not path.exists() and worth_a_warm_up(config):
+        announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
@@ -226,6 +228,8 @@ def compare(
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
         return
+    if not quiet and (guess := estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)):
+        announce(guess, opt.processes(opt.workers_of(workers)), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
             methods,
@@ -235,8 +239,9 @@ def compare(
             workers=opt.workers_of(workers),
             watch=board.watch,
             references=references,
+            against=against,
         )
-    publish(found, out, as_json=as_json, quiet=quiet, against=against)
+    publish(found, out, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -337,13 +342,11 @@ def report(
     from fedshift.report.load import load_comparison
 
     found = load_comparison(opt.folder(path))
-    if against is not None and form != "markdown":
-        raise ConfigError(f"--against goes into markdown, not into {form}; leave it out")
     if form == "html":
-        typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
+        typer.echo(f"report: {html.write(found, out or path / 'report.html', against)}")
         return
-    made = {"latex": formats.latex, "csv": formats.csv}
-    text = made[form](found) if form in made else formats.markdown(found, against)
+    made = {"latex": formats.latex, "csv": formats.csv, "markdown": formats.markdown}
+    text = made[form](found, against)
     if out is None:
         typer.echo(text)
     else:

@@ -126,7 +126,7 @@ class Scenario(Frozen):
             return {RENAMED.get(key, key): value for key, value in values.items()}
         return values
 
-    @field_validator("domains", "protocols", "analyses", "allow", mode="before")
+    @field_validator("domains", "protocols", "analyses", "allow", "target", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Accept text as typed on a command line: several values joined by commas, or none."""

@@ -61,12 +61,17 @@ class Model:
     inbox: Tree = field(default_factory=dict)  # what the parts' ``send_scoring`` returned
     inputs: RawInputs | None = None  # how raw data become inputs
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
+    @property
+    def scoring(self) -> Scoring:
+        """What parts predict and adapt with, as it was when the model was scored."""
         names = ("scoring",) if self.site is None else (self.site, "scoring")
         draw = partial(seeds.generator, self.config.seed, self.round, *names)
+        return Scoring(self.client, self.inbox, draw)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
         with torch.no_grad():
-            return self.method.predict(self.net, Scoring(self.client, self.inbox, draw), x)
+            return self.method.predict(self.net, self.scoring, x)
 
     def predict(self, raw: Any, site: str | None = None, *, reference: Any = None) -> Predictions:
         """A prediction for each row or image, by name, with probabilities.

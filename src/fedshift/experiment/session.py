@@ -28,6 +28,7 @@ from fedshift.engine.preflight import check_data, check_needs, check_policy, che
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
@@ -267,14 +268,31 @@ def play(session: Session) -> RunResult:
     """Run all remaining rounds, each committed before the next, then write the summary."""
     server, record, listener = session.server, session.record, session.listener
     config = record.config
-    listener.started(config, len(server.roster), server.round + 1)
+    first = server.round + 1
+    listener.started(config, len(server.roster), first)
     while server.round < config.scenario.rounds:
-        listener.round_done(session.advance())
+        row = session.advance()
+        listener.round_done(row)
+        if first == 1 and server.round == config.scenario.evaluate_every:
+            listener.expected(_expected(session, row))
     summary = summarise(config, record.metrics, **_facts(session))
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)
     return result
+
+
+def _expected(session: Session, row: Row) -> Estimate:
+    """What the run takes in all, from the rounds up to the first that is scored."""
+    spent = sum(r["seconds"] for r in session.record.metrics)
+    return expect(
+        session.record.config,
+        session.server,
+        session.record,
+        session.federation,
+        training=spent / session.server.round,
+        scoring=row["seconds_scoring"],
+    )
 
 
 def _facts(session: Session) -> Row:

@@ -19,7 +19,7 @@ from fedshift.base import tree
 from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 from fedshift.core.channel import EntrySpec
-from fedshift.core.message import Broadcast, Lost, Task, Update
+from fedshift.core.message import UNASKED, Broadcast, Lost, Task, Update
 from fedshift.core.net import Scope
 from fedshift.core.objective import scores_of
 from fedshift.core.server import Observer, Policy, Server, Transport
@@ -145,13 +145,11 @@ def checked(
     """The reply itself if it is valid, else a loss that says why it was rejected."""
     if isinstance(reply, Lost):
         return reply
-    reason = "nobody asked for it"
-    if asked:
-        reason = why_rejected(server, asked, reply, examined=examined)
-    if not reason:
-        return reply
-    task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)
-    return Lost(reply.client, task, round_, f"update refused: {reason}")
+    if asked is None:
+        return Lost(reply.client, reply.task, reply.round, UNASKED)
+    if reason := why_rejected(server, asked, reply, examined=examined):
+        return Lost(reply.client, asked.task, asked.round, f"update refused: {reason}")
+    return reply
 
 
 def attached(

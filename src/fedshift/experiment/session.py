@@ -31,7 +31,8 @@ from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, p
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
-from fedshift.runs.record import Record, Row, read_compute
+from fedshift.runs.begun import read_compute
+from fedshift.runs.record import Record, Row
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
 from fedshift.transports import TRANSPORTS

@@ -39,13 +39,14 @@ from fedshift.base.files import from_json, read_json, readable_errors, write_byt
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig, environment, parse_config
-from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.core.message import UNASKED, Broadcast, Lost, Update
 from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs import best
 from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, checked
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.seal import Seal
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
 
@@ -81,6 +82,7 @@ class Record:
         )
         self._roster: Mapping[str, Update] | None = None  # the one that is on disk
         self._unsettled = False  # whether models of rounds are on disk that may not be selected
+        self._seal: Seal | None = None  # of the files in ``path``, once they are created
 
     # observer
     def sent(self, message: Broadcast) -> None:
@@ -145,6 +147,8 @@ class Record:
         rows = takewhile(lambda row: row["round"] == round_, reversed(self.ledger))
         last: dict[tuple[str, str], str] = {}
         for row in rows:
+            if row.get("reason") == UNASKED:  # a reply that came twice; the first one counts
+                continue
             if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
                 last.setdefault((row["client"], row["task"]), row["direction"])
         return sorted({client for (client, _), direction in last.items() if direction == "lost"})
@@ -173,6 +177,7 @@ class Record:
             content = config_json(self.config, compute)
             write_json(self.path / "config.json", content, durable=True)
             write_run_file(self.path, self.config, compute)
+            self._seal = Seal.of(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
         """Finish a round with a complete row: append its lines, then replace the checkpoint."""
@@ -219,9 +224,15 @@ class Record:
         tensors = pack_server(server)
         meta = {"round": server.round}
         checkpoint = self.path / "checkpoints" / "server.safetensors"
-        write_tensors(checkpoint, tensors, meta, durable=True)
+        sealed = {"seal": self._sealed(server.round)}
+        write_tensors(checkpoint, tensors, meta | sealed, durable=True)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
         self._settle_best()
+
+    def _sealed(self, round_: int) -> Row:
+        assert self._seal is not None
+        chosen = set(selected_rounds(self.config, self.metrics).values())
+        return self._seal.take(round_, self._pending_path(round_), chosen)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         """Append the rows that are not on disk yet."""
@@ -272,11 +283,16 @@ class Record:
         process was killed after the lines of the next round were appended and before its
         checkpoint.
         """
-        checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
-        if checkpoint is None or not checkpoint.exists():
+        if self.path is None or self._seal is None:
+            return False
+        checkpoint = self.path / "checkpoints" / "server.safetensors"
+        if not checkpoint.exists():
+            self._seal.require_new()
             return False
         tensors, meta = read_tensors(checkpoint)
         server.round = round_of(meta, checkpoint)
+        if "seal" in meta:  # not in runs that began before there were any
+            self._seal.require(meta["seal"], server.round, self._pending_path(server.round))
         unpack_server(server, tensors)
         roster = checkpoint.with_name("roster.json")
         server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
@@ -297,7 +313,9 @@ class Record:
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
-        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), durable=True)
+        if self._seal is None or not self._seal.found:  # it has cut the file already
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            write_bytes(path, text.encode(), durable=True)
         self._written[kind] = len(rows)
         return rows
 
@@ -315,20 +333,6 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
         "environment": environment(),
         "compute": compute.describe(),
     }
-
-
-def read_compute(path: Path | None) -> Compute | None:
-    """The compute settings with which the run in ``path`` began; None if there is no run."""
-    file = path / "config.json" if path else None
-    if file is None or not file.exists():
-        return None
-    try:
-        held = read_json(file).get("compute")
-        return Compute(**held) if held else None
-    except (TypeError, AttributeError) as error:
-        raise RunError(
-            f"{file} is damaged: its compute settings cannot be read ({error})"
-        ) from None
 
 
 def read_config(path: Path) -> RunConfig:

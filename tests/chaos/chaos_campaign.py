@@ -34,7 +34,7 @@ def main(args) -> int:
     chosen = parsed(args)
     known = sorted(METHODS.entries())
     methods = chosen.methods.split(",") if chosen.methods else known
-    cases = chosen.cases or campaign(chosen.scale)
+    cases = chosen.cases or campaign(chosen.scale, chosen.families.split(","))
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.jsonl"
@@ -66,17 +66,18 @@ def parsed(args):
     parser.add_argument("cases", nargs="*", help="such as kills/pool/17; by default all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of cases")
+    parser.add_argument("--families", default=",".join(FAMILIES), help="separated by commas")
     parser.add_argument("--methods", default="", help="separated by commas; by default all")
     parser.add_argument("--out", default="chaos", help="where the results go")
     return parser.parse_args(args)
 
 
-def campaign(scale: float) -> list[str]:
+def campaign(scale: float, families: list[str]) -> list[str]:
     """All cases, families and transports in turn, so that a part of it is a fair sample."""
     columns = [
         [f"{family}/{transport}/{i}" for i in range(max(1, round(COUNTS[family] * scale)))]
         for transport in TRANSPORTS
-        for family in FAMILIES
+        for family in families
     ]
     rows = itertools.zip_longest(*columns)
     return [case for row in rows for case in row if case is not None]

@@ -328,9 +328,9 @@ class Run:
             return
         if odd := differences(self.whole.folder, self.run, untroubled=self.untroubled):
             self.problem(f"another result, in {odd[:4]}")
-        if self.attempts == 1 and not self.untroubled and self.transport != "flower":
-            if odd := untold(self.run, self.journal()):
-                self.problem(f"the ledger tells another story: {odd[:3]}")
+        whole = self.attempts == 1 and not self.untroubled and self.transport != "flower"
+        if whole and (odd := untold(self.run, self.journal())):
+            self.problem(f"the ledger tells another story: {odd[:3]}")
         if few := undercounted(self.run, self.journal()):
             self.problem(f"privacy of {few} is undercounted")
         if self.transport == "pool" and (left := workers_left(self.beside)):

@@ -238,9 +238,8 @@ class Record:
         """Append the rows that are not on disk yet."""
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
-        text = "".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :])
         with readable_errors(path), path.open("a") as file:
-            file.write(text)
+            file.write("".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :]))
         self._written[kind] = len(rows)
 
     def keep_best(self, model: Tree, scoring: Tree, row: Row) -> None:

@@ -153,9 +153,9 @@ class Run:
 
     # what happens
     def kills(self) -> None:
-        """Up to four interruptions, then the rest."""
+        """Up to five interruptions, then the rest."""
         kinds = KILLS + (WORKERS if self.transport == "pool" else ())
-        for _ in range(self.draw.randint(1, 4)):
+        for _ in range(self.draw.randint(2, 5)):
             self.attempt(self.fault(self.draw.choice(kinds)))
         self.finish()
 

@@ -106,7 +106,6 @@ class Troubled:
         sent = [m for m in messages if fates[m.client] != "drop-request"]
         repeated = [m for m in sent if fates[m.client] == "repeat"]
         for message in repeated:  # the site gets the very same request twice
-            self.journal.note("train", message.round, message.client)
             for _ in self.inner.deliver([message]):
                 pass
         if "reorder" in fates.values():

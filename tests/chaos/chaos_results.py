@@ -64,8 +64,7 @@ def content(run: Path, *, untroubled: bool) -> dict:
         found[name] = json.loads((run / name).read_text())
     if untroubled:
         found["bytes"] = summary["bytes"]
-        ledger = [without(row, "guarantee") for row in rows(run / "ledger.jsonl")]
-        found["ledger"] = sorted(json.dumps(row, sort_keys=True) for row in ledger)
+        found["ledger"] = [without(row, "guarantee") for row in rows(run / "ledger.jsonl")]
     return found
 
 

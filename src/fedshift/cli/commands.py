@@ -81,6 +81,7 @@ def run(
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
+    max_weight: opt.MaxWeight = None,
     seed: Annotated[
         int | None, typer.Option(help="Of data, weights, cohorts and batches; default 0.")
     ] = None,
@@ -142,6 +143,7 @@ def run(
             backbone=backbone,
             rounds=rounds,
             clients_per_round=clients_per_round,
+            max_weight=max_weight,
         )
     compute = (given.compute if given else Compute()).changed(
         device=device, layout=layout, compile=compiled or None
@@ -173,6 +175,7 @@ def compare(
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
+    max_weight: opt.MaxWeight = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(help="Or the seeds 0 to N-1.", min=1)] = 1,
     allow: opt.Allow = None,
@@ -200,7 +203,11 @@ def compare(
     from fedshift.experiment.scenario import scenario_from, split_settings
 
     own, changes = split_settings(
-        settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+        settings,
+        backbone=backbone,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        max_weight=max_weight,
     )
     if own:
         key = next(iter(own))

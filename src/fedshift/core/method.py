@@ -21,10 +21,11 @@ from fedshift.core.channel import Channel
 from fedshift.core.component import Declares, described, settings_of, with_setting
 from fedshift.core.net import Net, Output, Scope, batch_norm_buffers
 from fedshift.core.part import Part, Phase, Scoring
+from fedshift.core.payload import Declared, ModelSpec, declared
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
-    from fedshift.core.message import Update
+    from fedshift.core.message import Task, Update
     from fedshift.core.server import Server
 
 RESERVED = {"net", "previous", "trained", "optimiser"}  # keys of client state that the core uses
@@ -133,6 +134,10 @@ class Method:
             for key, scope in answer.items():
                 out[key] = max(out[key], scope)
         return out
+
+    def uploads(self, model: ModelSpec) -> dict[Task, Declared]:
+        """What the parts declare to send up, by task."""
+        return declared(self.parts, model)
 
     def gather(self, pick: Callable[[Part], Tree]) -> Tree:
         """The payloads that ``pick`` returns for each part, keys prefixed by the part's name."""

@@ -41,6 +41,7 @@ SITES = Scenario(  # default of ``server run``; every value can be changed
     protocols=("personal",),
 )
 COMPUTE = Compute()  # the same on every machine, so that results agree bit for bit
+MAX_WEIGHT = 0.8  # of one site: beyond it, it would have more than four times all others' data
 POLL = 0.3  # seconds between two questions for replies: each is a query to the database
 
 
@@ -48,10 +49,15 @@ def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
     """The scenario, less what needs data at the server other than those of a ``target``.
 
     Sites are scored on their own test samples, and nobody is scored on the target. Confusion
-    matrices would tell the server how the classes of a site are distributed.
+    matrices would tell the server how the classes of a site are distributed. No site's weight
+    follows its own word beyond ``max_weight``.
     """
     played = scenario.change(
-        protocols=("personal",), analyses=(), private_at_new_site="refuse", confusion=False
+        protocols=("personal",),
+        analyses=(),
+        private_at_new_site="refuse",
+        confusion=False,
+        max_weight=scenario.max_weight or MAX_WEIGHT,
     )
     return with_target(played, target)
 

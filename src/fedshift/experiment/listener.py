@@ -94,7 +94,8 @@ class LogListener(Listener):
 
 
 def describe_round(row: Row) -> str:
-    """One line of text: losses by name, then test accuracies by protocol."""
+    """One line of text: losses by name, test accuracies by protocol, whose weight was bounded."""
     losses = [f"{name} {value:.3f}" for name, value in row["losses"].items()]
     scores = [f"{name} {v['test']['avg']:.1f}" for name, v in row.get("scores", {}).items()]
-    return "  ".join(losses + scores)
+    bounded = [f"weight of {client} bounded" for client in row.get("capped", {})]
+    return "  ".join(losses + scores + bounded)

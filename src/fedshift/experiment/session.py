@@ -102,6 +102,9 @@ class Session:
             self.record.spending.begin(server.round + 1)
         updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        if server.capped:
+            row["capped"] = dict(sorted(server.capped.items()))
+            self.record.note_capped(server.round, server.capped, scenario.max_weight or 1.0)
         if promises := privacy_so_far(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
@@ -271,6 +274,7 @@ def _facts(session: Session) -> Row:
         "bytes": {"train": record.traffic("train"), "total": record.traffic()},
         "seconds": sum(row["seconds"] for row in record.metrics),
         "lost": record.losses(),
+        **({"capped": capped} if (capped := record.book.capped()) else {}),
     } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
 
 

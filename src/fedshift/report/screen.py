@@ -78,6 +78,11 @@ def detail(result: RunResult) -> RenderableType:
         lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))
     for client, rows in facts.get("lost", {}).items():
         lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
+    for client, told in facts.get("capped", {}).items():
+        lines.append(
+            f"weight bounded: {client}, in {told['rounds']} rounds; it would have been "
+            f"{told['weight']:.3g} of the mean"
+        )
     dim = Text(joined(facts["confounders"]), style="dim")
     tables = [t for p in known for t in (_protocol(result, p), _further(result, p)) if t]
     return Group(head, *tables, *map(Text, lines), dim)

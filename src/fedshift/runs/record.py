@@ -29,7 +29,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,13 @@ from fedshift.base.files import from_json, read_json, readable_errors, write_byt
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 from fedshift.core.config import RunConfig, environment, parse_config
-from fedshift.core.message import UNASKED, Broadcast, Lost, Update
+from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs import best
-from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, checked
+from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, VISITS, checked
+from fedshift.runs.ledger import Ledger
 from fedshift.runs.run_file import write_run_file
 from fedshift.runs.seal import Seal
 from fedshift.runs.spending import Spending
@@ -71,7 +71,7 @@ class Record:
         self.config, self.path = config, path
         self.on_reply, self.on_loss = on_reply, on_loss
         self.metrics: list[Row] = []
-        self.ledger: list[Row] = []
+        self.book = Ledger()
         self.pending: Row | None = None  # row of the last round while its scores are missing
         self.spending: Spending | None = None  # set where a privacy part accounts for requests
         self._written = {"metrics": 0, "ledger": 0}
@@ -85,40 +85,47 @@ class Record:
         self._seal: Seal | None = None  # of the files in ``path``, once they are created
 
     # observer
+    @property
+    def ledger(self) -> list[Row]:
+        """Lines of the ledger so far."""
+        return self.book.rows
+
     def sent(self, message: Broadcast) -> None:
         """Add a message from the server to a client to the ledger."""
         if self.spending is not None and message.task == "train":
             self.spending.ask(message.round, message.client)
-        self._note(message, "down")
+        self.book.sent(message)
 
     def received(self, update: Update) -> None:
         """Add a reply to the ledger, also one that is rejected later."""
-        self._note(update, "up")
+        self.book.received(update)
         if self.on_reply is not None:
             self.on_reply(update)
 
     def lost(self, lost: Lost) -> None:
         """Add a message that got no valid reply to the ledger, with the reason."""
-        row = {"round": lost.round, "task": lost.task, "client": lost.client}
-        self.ledger.append(
-            row | {"direction": "lost", "bytes": 0, "kinds": {}, "reason": lost.reason}
-        )
+        self.book.lost(lost)
         if self.on_loss is not None:
             self.on_loss(lost)
 
     def note_privacy(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
         """Add to the ledger what a privacy part guarantees at the end of a round."""
-        row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
-        self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
+        self.book.note(round_, "privacy", "", part=part, guarantee=dict(promise))
+
+    def note_capped(self, round_: int, weights: Mapping[str, float], most: float) -> None:
+        """Add to the ledger whose weight was bounded, and what it would have been."""
+        for client, weight in sorted(weights.items()):
+            reason = f"a weight of {weight:.4g} in the mean, and max_weight is {most:g}"
+            self.book.note(round_, "weight", client, weight=weight, reason=reason)
 
     def note_facts(self, round_: int, client: str, text: str) -> None:
         """Add to the ledger what a remote site reported about itself before it was asked to train.
 
-        Not part of :meth:`traffic`, which is that of the method, the same wherever sites are.
+        Not part of ``traffic``, which is that of the method, the same wherever sites are.
         """
-        row = {"round": round_, "task": "facts", "client": client, "direction": "up"}
         size = len(text.encode())
-        self.ledger.append(row | {"bytes": size, "kinds": {"facts": size}})
+        told = {"direction": "up", "bytes": size, "kinds": {"facts": size}}
+        self.book.note(round_, "facts", client, **told)
 
     def visits(self) -> Counter[str]:
         """How often each client was asked to train, repeated requests included.
@@ -126,49 +133,20 @@ class Record:
         Privacy accounting uses it: a request counts even if its reply was lost or its round was
         repeated. The ledger is the fallback for a run that began before requests were counted.
         """
-        rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
-        listed: Counter[str] = Counter(row["client"] for row in rows)
+        listed = self.book.visits()
         return listed if self.spending is None else listed | self.spending.visits()
 
     def losses(self) -> dict[str, list[Row]]:
         """Round, task and reason of every loss, by client."""
-        out: dict[str, list[Row]] = defaultdict(list)
-        for row in self.ledger:
-            if row["direction"] == "lost":
-                out[row["client"]].append({k: row[k] for k in ("round", "task", "reason")})
-        return dict(sorted(out.items()))
+        return self.book.losses()
 
     def unscored(self, round_: int) -> list[str]:
-        """Clients whose scores are missing in a round: the latest request to score was lost.
-
-        Read from the end of the ledger, where the lines about scoring this round are. Under
-        ``on_loss=wait`` a loss may be followed by a reply; the latest line counts.
-        """
-        rows = takewhile(lambda row: row["round"] == round_, reversed(self.ledger))
-        last: dict[tuple[str, str], str] = {}
-        for row in rows:
-            if row.get("reason") == UNASKED:  # a reply that came twice; the first one counts
-                continue
-            if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
-                last.setdefault((row["client"], row["task"]), row["direction"])
-        return sorted({client for (client, _), direction in last.items() if direction == "lost"})
-
-    def _note(self, message: Broadcast | Update, direction: str) -> None:
-        """One line of the ledger: the message's size in bytes, by kind of content."""
-        row = {"round": message.round, "task": message.task, "client": message.client}
-        kinds = message.bytes_by_kind()
-        self.ledger.append(
-            row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds}
-        )
+        """Clients whose scores are missing in a round."""
+        return self.book.unscored(round_)
 
     def traffic(self, task: str | None = None) -> dict[str, int]:
         """Bytes by direction, for one task or for all of them."""
-        out = {"down": 0, "up": 0}
-        for row in self.ledger:
-            counted = row["task"] != "facts" and task in (None, row["task"])
-            if counted and row["direction"] in out:
-                out[row["direction"]] += row["bytes"]
-        return out
+        return self.book.traffic(task)
 
     # files
     def create(self, compute: Compute) -> None:
@@ -222,7 +200,7 @@ class Record:
             write_json(self.path / "checkpoints" / "roster.json", pack_roster(server.roster))
             self._roster = server.roster
         tensors = pack_server(server)
-        meta = {"round": server.round}
+        meta = {"round": server.round, "visits": server.visits}
         checkpoint = self.path / "checkpoints" / "server.safetensors"
         sealed = {"seal": self._sealed(server.round)}
         write_tensors(checkpoint, tensors, meta | sealed, durable=True)
@@ -296,8 +274,9 @@ class Record:
         roster = checkpoint.with_name("roster.json")
         server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
         self._roster = server.roster
+        server.visits = visits_of(meta, server.roster, checkpoint)
         self.metrics = self._rewind("metrics", server.round)
-        self.ledger = self._rewind("ledger", server.round)
+        self.book.rows = self._rewind("ledger", server.round)
         waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
         self.pending = None
@@ -371,6 +350,16 @@ def round_of(meta: Row, path: Path) -> int:
     if type(found) is not int or found < 0:
         raise RunError(f"{path} is damaged: its round is {found!r}; restore it, or delete the run")
     return found
+
+
+def visits_of(
+    meta: Row, roster: Mapping[str, Update], path: Path
+) -> dict[str, tuple[int, int] | None]:
+    """When clients were last visited; runs that began before it was kept do not know."""
+    if "visits" not in meta:
+        return dict.fromkeys(roster)
+    found = checked(meta["visits"], VISITS, path)
+    return {client: None if pair is None else tuple(pair) for client, pair in found.items()}
 
 
 def pack_server(server: Server) -> Tree:

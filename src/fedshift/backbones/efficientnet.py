@@ -85,9 +85,16 @@ class InvertedBottleneck(nn.Module):
     """
 
     def __init__(  # noqa: PLR0913  one parameter per dimension
-        self, inputs: int, out: int, *, expand: int, kernel: int, stride: int, norm: str,
+        self,
+        inputs: int,
+        out: int,
+        expand: int,
+        kernel: int,
+        stride: int,
+        *,
+        norm: str,
         sides: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         wide = inputs * expand
         self.expands = expand > 1
@@ -174,10 +181,8 @@ def _body(
         stages[f"blocks{i}"] = tuple(f"blocks.{len(blocks) + j}" for j in range(depth))
         for j in range(depth):
             stride = 1 if j else first
-            blocks.append(
-                InvertedBottleneck(inputs, out, expand=expand, kernel=kernel, stride=stride, norm=norm,
-                      sides=sides)
-            )  # fmt: skip
+            made = (inputs, out, expand, kernel, stride)
+            blocks.append(InvertedBottleneck(*made, norm=norm, sides=sides))
             sides, inputs = [-(-n // stride) for n in sides], out
     features = scaled(FEATURES, width)
     modules |= {

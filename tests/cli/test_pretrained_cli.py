@@ -58,14 +58,14 @@ def run(*args: str) -> int:
 @pytest.mark.usefixtures("mine")
 def test_a_head_on_stored_features_of_ones_own_images():
     args = ("run", "--method", "fedavg", "--scenario", "mine", *SHORT)
-    encoder = ("--set", "data.encoder=efficientnet-lite0")
-    assert run(*args, *encoder, "--set", "scenario.backbone=mlp", "--out", "features") == 0
+    encoder = ("--set", "data.encoder=efficientnet-lite0", "--set", "data.size=32")
+    assert run(*args, *encoder, "--backbone", "mlp", "--out", "features") == 0
     summary = json.loads(Path("features/summary.json").read_text())
     assert summary["confounders"]["inputs"] == "features of efficientnet-lite0, stored once"
     home = Path(os.environ["FEDSHIFT_HOME"])
     assert len(list(home.glob(".features/*/x.npy"))) == 2  # one per domain
     scenario = json.loads(Path("features/config.json").read_text())["run"]["scenario"]
-    assert scenario["data_options"] == {"encoder": "efficientnet-lite0"}
+    assert scenario["data_options"] == {"encoder": "efficientnet-lite0", "size": 32}
 
 
 @installed

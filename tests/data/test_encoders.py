@@ -104,6 +104,17 @@ def test_other_images_and_other_weights_have_features_of_their_own(data, tmp_pat
     assert sum(done) == 3 * len(domain.x)
 
 
+def test_the_rounding_of_a_machine_changes_no_identity(data, tmp_path):
+    narrow = ENCODERS.get("narrow").build()
+    here = encoded(pictures("dark"), "narrow", tmp_path / "here")
+    ENCODERS.register("narrow")(
+        lambda: replace(narrow, features=lambda images: narrow.features(images) * (1 + 1e-6))
+    )
+    there = encoded(pictures("dark"), "narrow", tmp_path / "there")
+    assert not torch.equal(here.x, there.x)
+    assert checksum(here) == checksum(there)
+
+
 def test_damaged_features_are_made_again(data, tmp_path):
     _, done = data
     first = encoded(pictures("dark"), "narrow", tmp_path)
@@ -148,6 +159,14 @@ def test_training_moves_the_head_and_nothing_else(data, tmp_path):
     body = [key for key in before if not key.startswith("fc.")]
     assert len(body) == 294
     assert all(torch.equal(net.state_dict()[key], before[key]) for key in body)
+
+
+def test_a_model_of_features_classifies_images_that_are_encoded(data, tmp_path):
+    run("fedavg", on_features(rounds=1), out=tmp_path / "run")
+    features = ENCODERS.get("narrow").build().features
+    named = load_model(tmp_path / "run").predict(features(pictures("dark").x[:3]))
+    assert len(named) == 3
+    assert set(named) <= {"a", "b"}
 
 
 def test_a_run_has_one_name_whether_features_are_stored_or_not(data):

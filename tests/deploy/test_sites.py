@@ -18,6 +18,7 @@ from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.core.config import configure
 from fedshift.core.server import Policy
+from fedshift.data.encoders import ENCODERS, ImageEncoder
 from fedshift.deploy import session, sites
 from fedshift.deploy.flower import apps
 from fedshift.deploy.folders import SitePaths, SiteSettings, read_site, write_settings
@@ -69,6 +70,26 @@ def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
     told = sites.facts_of(own, tell_domain=True)
     assert Facts.from_json(told.to_json()) == told
     assert sites.facts_of(own, tell_domain=False).domain == ""
+
+
+def test_a_site_encodes_its_images_itself_and_once(tmp_path: Path):
+    asked = []
+
+    def features(stored):
+        asked.append(len(stored))
+        return stored.float().mean((1, 2))  # (N, 3)
+
+    images(tmp_path / "berlin-images")
+    paths = make_site(tmp_path, "berlin")
+    given = {"backbone": "linear", "backbone_options": {}, "data_options": {"encoder": "colours"}}
+    ENCODERS.register("colours")(lambda: ImageEncoder("colours", features))
+    try:
+        own = own_federation(paths, folder_run(**given))
+        again = own_federation(paths, folder_run(**given))
+    finally:
+        ENCODERS.forget("colours")
+    assert own.shape == again.shape == (3,)
+    assert sum(asked) == 25
 
 
 @pytest.mark.parametrize("words", ["", "[]", "{}", '{"classes": 3}'])

@@ -125,9 +125,18 @@ class Method:
         return (*self.parts, *self.aggregate.declared)
 
     def scopes(self, net: Net, *, bn_local: bool = False) -> dict[str, Scope]:
-        """Scope of every entry; ``bn_local`` keeps BatchNorm statistics at the clients."""
+        """Scope of every entry; ``bn_local`` keeps BatchNorm statistics at the clients.
+
+        What the backbone has frozen is fixed, whatever the parts say.
+        """
         out = dict.fromkeys(net.state_dict(), Scope.SHARED)
-        answers = [part.scope(net) for part in self.parts]
+        if gone := sorted(net.frozen - out.keys()):
+            raise ClashError(
+                f"the backbone freezes {gone[0]}, which a part of this method replaces; "
+                "let the whole backbone train (train=all), or use another method"
+            )
+        answers: list[Mapping[str, Scope]] = [dict.fromkeys(net.frozen, Scope.FIXED)]
+        answers += [part.scope(net) for part in self.parts]
         if bn_local:
             answers.append(dict.fromkeys(batch_norm_buffers(net), Scope.PRIVATE))
         for answer in answers:

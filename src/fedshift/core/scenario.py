@@ -310,6 +310,8 @@ class Scenario(Frozen):
         out: dict[str, str] = {}
         if self.objective != "classification":
             out["objective"] = self.objective
+        if encoder := self.data_options.get("encoder"):
+            out["inputs"] = f"features of {encoder}, stored once"
         if self.class_balance != "none":
             out["class balance"] = f"{self.class_balance} at each client"
         if self.labelled is not None:

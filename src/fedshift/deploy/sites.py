@@ -19,6 +19,7 @@ from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import apply_split
+from fedshift.data.encoders import encoded
 from fedshift.data.federation import Federation, Site, Splits, hide_labels, whole
 from fedshift.data.samples import Domain, Pixels, Samples
 from fedshift.data.sources.images import Item, decode_all, tree_source
@@ -68,6 +69,9 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     if settings.trial:
         return _trial(settings.id, run)
     domain = open_folder(paths, settings)
+    encoder = run.scenario.data_options.get("encoder")
+    if encoder and domain.x.dim() == 4:
+        domain = encoded(domain, encoder, paths.data)
     codes = apply_split(run.scenario.split, domain, run.seed)
     data = whole(domain, codes, run.scenario.pixels)
     site = Site(settings.id, domain.name, data)

@@ -8,11 +8,8 @@ the full matrix.
 from __future__ import annotations
 
 import pytest
+from alike import first_of_each_kind
 
-from fedshift.core.aggregate import Add, Aggregator, Mean
-from fedshift.core.channel import Channel
-from fedshift.core.part import Part
-from fedshift.core.registry import METHODS
 from fedshift.testing import (
     CONTRACT,
     finite_and_moving,
@@ -25,28 +22,10 @@ STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + group
 SHORT = (finite_and_moving, in_process_equals_bytes, resumes_exactly)
 
 
-def overridden(item, base):
-    """Names of what the class of ``item`` defines anew of ``base``."""
-    names = [name for name in vars(base) if not name.startswith("__") or name == "__call__"]
-    return {name for name in names if getattr(type(item), name) is not getattr(base, name)}
-
-
-def kind(method):
-    """What the engine does for a method: the hooks of its parts, its rule and what surrounds it."""
-    hooks = set().union(*(overridden(p, Part) for p in method.parts if not isinstance(p, Channel)))
-    channels = [frozenset(overridden(c, Channel) | overridden(c, Part)) for c in method.channels]
-    rule = method.aggregate
-    own = frozenset() if type(rule) is Mean else frozenset(overridden(rule, Aggregator))
-    return frozenset(hooks), tuple(channels), own, type(rule.optimiser) is Add, rule.weights is None
-
-
 def cases():
     """(method, clause) of every test; what another one shows is marked."""
-    seen = set()
-    for name, entry in METHODS.entries().items():
-        found = kind(entry.build())
-        yield from each(name, CONTRACT if found not in seen else SHORT)
-        seen.add(found)
+    for name, _, first in first_of_each_kind():
+        yield from each(name, CONTRACT if first else SHORT)
     for name in STACKS:
         yield from each(name, (*SHORT, in_process_equals_pool))
 

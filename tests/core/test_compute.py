@@ -182,7 +182,7 @@ def test_an_accelerator_gives_the_processors_numbers(device, method):
         torch.testing.assert_close(value, b[key], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the compiler alone takes a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_a_compiled_net_gives_the_same_numbers():

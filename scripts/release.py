@@ -23,7 +23,7 @@ UNREACHED = ("ConnectionError", "ConnectError", "Max retries", "ServiceError", "
 
 
 def main(args: list[str]) -> int:
-    """Make everything in ``dist``, or in the folder that is named; 1 if the audit finds something."""
+    """Make everything in ``dist``, or in the folder named; 1 if the audit finds something."""
     out = Path(args[0]).absolute() if args else ROOT / "dist"
     out.mkdir(parents=True, exist_ok=True)
     tool("build", "--outdir", str(out), str(ROOT))

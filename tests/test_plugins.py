@@ -19,7 +19,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift import Client, Method, Part, Step, Tree, register, setting
+from fedshift import (
+    Client,
+    Method,
+    ModelSpec,
+    Part,
+    PayloadSpec,
+    Step,
+    Tree,
+    Uploads,
+    register,
+    setting,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class Shrink(Part):
     """kappa/2 * |head|^2, counted over visits in the client's state."""
 
     kappa: float = setting(0.1, "strength", low=0.0)
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """One number."""
+        return {"train": {"visits": PayloadSpec((), low=1, whole=True)}}
 
     def begin(self, client: Client) -> None:
         """Count the visit."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 import fedshift as fs
 
@@ -23,18 +22,20 @@ class ExamplePrototypes(fs.Part):
     def scope(self, net: fs.Net) -> Mapping[str, fs.Scope]:
         return dict.fromkeys(net.state_dict(), fs.Scope.PRIVATE)
 
-    def loss(self, client: fs.Client, step: fs.Step) -> Tensor | None:
-        told = client.payload(self)
-        if not told:
+    def uploads(self, model: fs.ModelSpec) -> fs.Uploads:
+        sums = fs.PayloadSpec((model.classes, model.features))
+        return {"train": {"sums": sums, "counts": fs.PayloadSpec((model.classes,), low=0)}}
+
+    def loss(self, client: fs.Client, step: fs.Step) -> torch.Tensor | None:
+        if not (told := client.payload(self)):
             return None
         gaps = (step.out.features - told["means"][step.y]).square().mean(1)  # (B,)
         return self.lam * (gaps * (told["counts"][step.y] > 0)).mean()
 
     def finish(self, client: fs.Client) -> fs.Tree:
-        entries, rows = client.net.state_dict(), client.site.data.train.chunks()
-        found = [(fs.call_frozen(client.net, entries, x).features, y) for x, y in rows]
-        z, y = map(torch.cat, zip(*found, strict=True))  # (n, D), (n,)
-        held = torch.nn.functional.one_hot(y, client.classes).float()  # (n, K)
+        net, rows, one_hot = client.net, client.site.data.train.chunks(), torch.eye(client.classes)
+        found = [(fs.call_frozen(net, net.state_dict(), x).features, one_hot[y]) for x, y in rows]
+        z, held = map(torch.cat, zip(*found, strict=True))  # (n, D), (n, K)
         return {"sums": held.T @ z, "counts": held.sum(0)}
 
     def merge(self, server: fs.Server, updates: Sequence[fs.Update]) -> None:
@@ -47,10 +48,9 @@ class ExamplePrototypes(fs.Part):
 
     send_scoring = send
 
-    def predict(self, net: fs.Net, x: Tensor, scoring: fs.Scoring) -> Tensor | None:
+    def predict(self, net: fs.Net, x: torch.Tensor, scoring: fs.Scoring) -> torch.Tensor | None:
         told = scoring.payload(self)
-        far = torch.cdist(net(x).features, told["means"])  # (B, K)
-        return -far.masked_fill(told["counts"] == 0, 1e9)
+        return -torch.cdist(net(x).features, told["means"]).masked_fill(told["counts"] == 0, 1e9)
 
 
 @fs.register("example-fedproto", paper="Tan et al., AAAI 2022")

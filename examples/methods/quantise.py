@@ -1,6 +1,6 @@
 """Quantise: steps in eight bits, right on average (Alistarh et al., NeurIPS 2017).
 
-The shortest form of a codec; ``quantise`` of the package also checks what arrives.
+The shortest form of a codec: what it sends, and what the server makes of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import fedshift as fs
 @dataclass(frozen=True)
 class ExampleQuantise(fs.Channel):
     """q = floor(d / s + u) with d = w - theta, s = max|d| / 127 per tensor and u ~ U[0, 1)."""
+
+    def uploads(self, model: fs.ModelSpec) -> fs.Uploads:
+        return {"train": {key: fs.PayloadSpec((), low=0, high=1e6) for key in model.parameters}}
 
     def encode(self, client: fs.Client, update: fs.Update) -> fs.Update:
         entries, payload = dict(update.shared), dict(update.payload)

@@ -1,13 +1,15 @@
 """Top-k with error feedback: send the largest steps, keep the rest (Stich et al., NeurIPS 2018).
 
-The shortest form of a codec; ``top-k`` of the package also checks what arrives.
+The shortest form of a codec: what it sends, and what the server makes of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
+
+from torch import int32
 
 import fedshift as fs
 
@@ -17,6 +19,14 @@ class ExampleTopK(fs.Channel):
     """Of d + e, d = w - theta, the ``fraction`` largest per tensor; e keeps what was not sent."""
 
     fraction: float = fs.setting(0.01, "of the steps of each tensor", low=1e-6, high=1.0)
+
+    def uploads(self, model: fs.ModelSpec) -> fs.Uploads:
+        specs = {}
+        for key, like in model.per_parameter().items():
+            size = prod(like.shape)
+            specs[f"values/{key}"] = values = replace(like, shape=(ceil(self.fraction * size),))
+            specs[f"positions/{key}"] = replace(values, dtype=int32, low=0, high=size - 1)
+        return {"train": specs}
 
     def encode(self, client: fs.Client, update: fs.Update) -> fs.Update:
         rest, payload, memory = dict(update.shared), dict(update.payload), client.state[self.name]

@@ -23,7 +23,6 @@ from .core.analysis import Analysis as Analysis
 from .core.analysis import register_analysis as register_analysis
 from .core.channel import Ask as Ask
 from .core.channel import Channel as Channel
-from .core.channel import EntrySpec as EntrySpec
 from .core.client import Client as Client
 from .core.component import setting as setting
 from .core.loop import Batch as Batch
@@ -54,6 +53,11 @@ from .core.part import Part as Part
 from .core.part import Phase as Phase
 from .core.part import Player as Player
 from .core.part import Scoring as Scoring
+from .core.payload import EntrySpec as EntrySpec
+from .core.payload import ModelSpec as ModelSpec
+from .core.payload import PayloadSpec as PayloadSpec
+from .core.payload import Size as Size
+from .core.payload import Uploads as Uploads
 from .core.registry import build as build
 from .core.registry import register as register
 from .core.registry import register_backbone as register_backbone

@@ -20,9 +20,11 @@ SMALL = {
     "alexnet-bn": ((3, 64, 64), {"width": 0.05}),
     "cct-7-3x1": ((3, 8, 8), {"width": 0.125}),
     "cnn": ((3, 8, 8), {"width": 4}),
+    "efficientnet-lite0": ((3, 32, 32), {"width": 0.125}),
     "feddebias-cnn": ((1, 14, 14), {"width": 0.25}),
     "fedka-cnn": ((3, 16, 20), {"width": 0.25}),
     "lenet": ((1, 28, 28), {}),
+    "linear": ((384,), {}),
     "mlp": ((384,), {"hidden": 16, "features": 8}),
     "mnist-cnn": ((1, 14, 14), {"width": 0.25}),
     "resnet10": ((3, 16, 16), {"width": 0.125}),
@@ -31,8 +33,8 @@ SMALL = {
     "resnet50": ((3, 32, 32), {"width": 0.125, "stem": "small"}),
     "vgg11": ((3, 32, 32), {"width": 0.125}),
 }
-NORMED = [n for n in SMALL if n not in ("alexnet", "cct-7-3x1")]
-IMAGES = [n for n in SMALL if n != "mlp"]
+NORMED = [n for n in SMALL if n not in ("alexnet", "cct-7-3x1", "linear")]
+IMAGES = [n for n in SMALL if n not in ("mlp", "linear")]
 
 
 def build(name, shape, classes, **options):
@@ -87,7 +89,10 @@ def test_every_backbone_of_ours_is_tested_here():
         ("vgg11", (3, 32, 32), 10, 132_863_336 - 123_642_856, 9_220_480 + 5_130),
         # CCT's own classifier of 100 classes is our head: with it, and without
         ("cct-7-3x1", (3, 32, 32), 100, 3_783_269 - 25_700, 3_783_269),
+        ("efficientnet-lite0", (3, 224, 224), 1000, 4_652_008 - 1_281_000, 4_652_008),  # released
+        ("linear", (1280,), 7, 0, 1280 * 7 + 7),
         ("mlp", (384,), 2, 192_500 + 1_000 + 50_100 + 200, 244_002),
+        ("linear", (384,), 2, 0, 385 * 2),
     ],
 )
 def test_parameters_are_as_many_as_published(name, shape, classes, body, whole):
@@ -190,6 +195,15 @@ def test_conv_weights_are_drawn_as_torchvision_draws_them():
             | {f"block{i}": (256, 256) for i in range(1, 8)}
             | {"pool": (256,)},
         ),
+        (
+            "efficientnet-lite0",
+            (3, 224, 224),
+            {"stem": (32, 112, 112), "blocks1": (16, 112, 112), "blocks2": (24, 56, 56)}
+            | {"blocks3": (40, 28, 28), "blocks4": (80, 14, 14), "blocks5": (112, 14, 14)}
+            | {"blocks6": (192, 7, 7), "blocks7": (320, 7, 7), "conv_head": (1280, 7, 7)}
+            | {"pool": (1280,)},
+        ),
+        ("linear", (384,), {"flatten": (384,)}),
         ("mlp", (384,), {"layer1": (500,), "layer2": (100,)}),
     ],
 )
@@ -315,6 +329,7 @@ def test_a_vector_is_no_image(name):
         ("alexnet-bn", 63),
         ("cct-7-3x1", 4),
         ("cnn", 8),
+        ("efficientnet-lite0", 32),
         ("feddebias-cnn", 4),
         ("fedka-cnn", 16),
         ("lenet", 12),

@@ -6,12 +6,14 @@ import json
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from fedshift.base.errors import RunError
 from fedshift.base.registry import Entry
 from fedshift.cli import main
 from fedshift.core.method import Method
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec
 from fedshift.core.registry import METHODS
 from fedshift.runs.what_left import require_declared, what_left
 from fedshift.testing import play, start
@@ -45,7 +47,10 @@ def test_every_kind_that_left_is_listed_by_site_and_round(tmp_path, capsys):
 
 @dataclass(frozen=True)
 class Gossip(Part):
-    """Declares nothing and sends all the same."""
+    """Does not say what it shares, and sends it all the same."""
+
+    def uploads(self, model):
+        return {"train": {"mean": PayloadSpec((), torch.float64)}}
 
     def finish(self, client):
         return {"mean": client.site.data.train.labels.double().mean()}

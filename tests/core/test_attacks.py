@@ -53,6 +53,11 @@ def test_noise_has_the_strength_asked_for():
     assert abs(float(noise.mean())) < 0.5
 
 
+def test_noise_is_measured_by_the_root_mean_square_of_a_step_that_is_mostly_zero():
+    step = {"w": torch.tensor([0.0, 0.0, 0.0, 4.0]).repeat(25_000)}  # mean of |w| is 1, its root 2
+    assert float(forged("scaled-noise", 10.0, step)["w"].std()) == pytest.approx(20.0, rel=0.02)
+
+
 def test_labels_are_mirrored():
     _, y = attacks.flip_labels(torch.zeros(3, 1), torch.tensor([0, 1, 3]), 4)
     assert y.tolist() == [3, 2, 0]

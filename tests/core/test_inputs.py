@@ -11,6 +11,7 @@ from fedshift.base.errors import RunError
 from fedshift.core.method import Method
 from fedshift.core.net import Neck, Scope
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec, Size
 from fedshift.engine.inputs import InputGuard
 from fedshift.testing import play, start, tiny_scenario, worker
 
@@ -69,6 +70,10 @@ class Writes(Part):
     def scope(self, net):
         kept = self.place == "net, private"
         return {"extra.album.page": Scope.PRIVATE} if kept else {}
+
+    def uploads(self, model):
+        x = PayloadSpec((Size("n", most=99), *model.net.shape), optional=True)
+        return {"enrol": {"x": x}, "train": {"x": x}}
 
     def enrol(self, client):
         if self.place == "summary":

@@ -348,6 +348,9 @@ def test_players_of_different_entries_do_not_add_up_to_more_steps(replies, apart
 class Clumsy(Part):
     """Measures by wearing out the net and the generator of the batches."""
 
+    def uploads(self, model):
+        return {"train": {"weight": model.per_parameter()["head.weight"]}}
+
     def probe(self, client):
         torch.rand(3, generator=client.generator("batches"))
         with torch.no_grad():

@@ -19,6 +19,7 @@ from fedshift.core.message import Lost, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Scope
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec
 from fedshift.core.registry import build
 from fedshift.core.server import Policy
 from fedshift.engine import replies
@@ -243,6 +244,9 @@ def test_a_latecomer_enrols_before_the_next_round(shaky):
 @dataclass(frozen=True)
 class Diary(Part):
     """Writes a page when it enrols and reads it when it trains."""
+
+    def uploads(self, model):
+        return {"train": {"page": PayloadSpec()}}
 
     def enrol(self, client):
         client.state[self.name] = {"page": torch.tensor(7.0)}

@@ -179,18 +179,26 @@ WHOLE = {"count": 2.0, "loss": 1.0, "accuracy": 50.0}
         ({"auroc": -3.0}, "auroc is -3.0"),
         ({"right": 3.0}, "right is no measure of classification"),
         ({"confusion/0/1": 3.0}, "add up to 3.0, not to 2.0"),
-        ({"confusion/0/1": 3.0, "confusion/0/0": -1.0}, "add up to 2.0"),
+        ({"confusion/0/1": 3.0, "confusion/0/0": -1.0}, "confusion/0/0 is -1.0"),
+        ({"confusion/0/1": 1.5, "confusion/0/0": 0.5}, "is 1.5, not a whole number"),
+        ({"confusion/0/2": 2.0}, "confusion/0/2 is no cell of a confusion matrix of 2 classes"),
+        ({"confusion/0": 2.0}, "confusion/0 is no cell"),
+        ({"confusion/a/b": 2.0}, "confusion/a/b is no cell"),
+        ({"count": 2.5}, "count is 2.5, not a whole number"),
+        ({"count": 1e12}, "count is 1000000000000.0, not a whole number"),
+        ({"nll": -1.0}, "nll is -1.0, not from 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(change, reason):
     assert OBJECTIVES["classification"]().wrong_score(WHOLE) == ""
-    assert reason in OBJECTIVES["classification"]().wrong_score(WHOLE | change)
+    assert reason in OBJECTIVES["classification"]().wrong_score(WHOLE | change, cells=2)
 
 
 def test_a_reply_without_its_main_measure_is_refused():
     task = objective("regression")
     assert task.wrong_score({"count": 2.0, "loss": 1.0}) == "r2 is missing"
     assert task.wrong_score({"count": 2.0, "loss": 1.0, "r2": -900.0}) == ""
+    assert "r2 is 100.1" in task.wrong_score({"count": 2.0, "loss": 1.0, "r2": 100.1})
     assert objective("classification").wrong_score({"count": 0.0, "loss": 0.0}) == ""
 
 

@@ -13,7 +13,7 @@ from fedshift.base.errors import RunError
 from fedshift.core.message import Update
 from fedshift.core.server import Policy
 from fedshift.engine import replies
-from fedshift.engine.replies import SLACK
+from fedshift.engine.reply_checks import SLACK
 from fedshift.testing import RecordingTransport, play, start, worker
 
 W = "head.weight"
@@ -132,9 +132,10 @@ def test_a_refused_score_is_a_missing_one():
     assert session.record.metrics[-1]["unscored"] == ["dark-0"]
 
 
-def test_large_numbers_are_finite():
-    """Their squares overflow, they do not."""
-    play(forge(change=edit(W, spoilt(1e30))), 1)
+def test_numbers_are_large_only_as_far_as_every_rule_can_square_and_add_them():
+    play(forge(change=edit(W, spoilt(1e14))), 1)
+    with pytest.raises(RunError, match=r"head.weight has a norm of 1e\+16, and all together may"):
+        play(forge(change=edit(W, spoilt(1e16))), 1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fedshift.core.message import Broadcast
 from fedshift.core.method import Method
 from fedshift.core.net import Scope, load
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec, Size
 from fedshift.engine.round import exchange
 from fedshift.evaluate.protocols import assemble
 from fedshift.testing import RecordingTransport, play, start, worker
@@ -188,6 +189,9 @@ class Letters(Part):
     def send(self, server, client):
         return {"number": torch.tensor(float(SIZES[client]))}
 
+    def uploads(self, model):
+        return {"train": {"answer": PayloadSpec()}}
+
     def finish(self, client):
         return {"answer": client.payload(self)["number"] * 10}
 
@@ -263,6 +267,9 @@ def test_a_new_site_gets_the_mean_of_the_personal_entries():
 class Census(Part):
     """Counts the classes once, and tells the server."""
 
+    def uploads(self, model):
+        return {"enrol": {"counts": PayloadSpec((model.classes,), torch.int64, low=0)}}
+
     def enrol(self, client):
         return {"counts": client.site.data.train.labels.bincount(minlength=4)}
 
@@ -315,6 +322,9 @@ def test_examples_are_those_of_the_training_split():
 class Diary(Part):
     """Writes at enrolment, reads in every visit."""
 
+    def uploads(self, model):
+        return {"train": {"seen": PayloadSpec()}}
+
     def enrol(self, client):
         client.state[self.name]["seen"] = torch.tensor(float(client.examples))
         return {}
@@ -338,6 +348,9 @@ class Curious(Part):
     """Tells how many target inputs a client may see, and their labels."""
 
     needs = frozenset({"client_target_unlabelled"})
+
+    def uploads(self, model):
+        return {"train": {"labels": PayloadSpec((Size("n", most=99),), torch.int64)}}
 
     def finish(self, client):
         return {"labels": client.resources["client_target_unlabelled"].labels}

@@ -18,6 +18,7 @@ from fedshift.core.method import Method
 from fedshift.core.net import Scope, batch_norm_keys, head_keys
 from fedshift.core.objective import CLASSIFICATION, balanced_weights
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec
 from fedshift.core.registry import build
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
@@ -460,6 +461,9 @@ class Scaled(Part):
 
     def task_loss(self, client, step):
         return client.task.loss(step.out.logits * client.scratch[self.name]["scale"], step.y)
+
+    def uploads(self, model):
+        return {"train": {"scale": PayloadSpec()}}
 
     def finish(self, client):
         return {"scale": client.scratch[self.name]["scale"].detach()}

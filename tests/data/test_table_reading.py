@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedshift.base.errors import DataError
-from fedshift.data.sources.tables import reading
+from fedshift.data.sources.tables import cells
 from fedshift.data.sources.tables.reading import read_table
 from fedshift.data.sources.tables.schema import TableSchema
 
@@ -61,9 +65,65 @@ def test_codes_are_texts_and_marks_of_thousands_are_none(tmp_path):
 
 
 def test_a_column_that_turns_out_to_be_text_keeps_its_spelling(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 2)
+    monkeypatch.setattr(cells, "BLOCK", 2)
+    monkeypatch.setattr(cells, "BYTES", 9)
     (tmp_path / "t.csv").write_text("a,b\n1.50,1\n2,?\n3,4\nx,5\n")
-    assert columns(tmp_path / "t.csv") == {"a": ["1.50", "2", "3", "x"], "b": [1.0, "-", 4.0, 5.0]}
+    expected = {"a": ["1.50", "2", "3", "x"], "b": [1.0, "-", 4.0, 5.0]}
+    assert columns(tmp_path / "t.csv") == expected
+    monkeypatch.setattr(cells, "has_arrow", lambda: False)
+    assert columns(tmp_path / "t.csv") == expected
+
+
+CELL = st.one_of(
+    st.floats(allow_subnormal=True).map(repr),
+    st.integers(-(10**20), 10**20).map(str),
+    st.decimals(allow_nan=False, allow_infinity=False).map(str),
+    st.sampled_from(["", "?", "NA", "nan", " 1", "2 ", "+3", "007", "1_0", "1,5", "x", "é", ".5",
+                     "5.", "1e999", "-0", "0", "0x1A", "Infinity", "1d2", "\uff11"]),
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.lists(CELL, min_size=1, max_size=4), min_size=1, max_size=12),
+    st.integers(8, 60),
+    st.booleans(),
+)
+def test_a_csv_reads_the_same_with_and_without_pyarrow(rows, size, windows):
+    """Also where lines are too short, and where blocks end in between."""
+    end = "\r\n" if windows else "\n"
+    text = end.join([";".join("abcd"), *(";".join(row) for row in rows)])
+    found = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "t.csv"
+        path.write_bytes(text.encode())
+        for arrow in (True, False):
+            patch.setattr(cells, "BYTES", size if arrow else 2**20)
+            patch.setattr(cells, "has_arrow", lambda arrow=arrow: arrow)
+            found.append(read_table(path, TableSchema()))
+    one, two = found
+    assert one.lines.tolist() == two.lines.tolist()
+    for name, column in one.columns.items():
+        assert column.dtype == two.columns[name].dtype
+        assert repr(column.tolist()) == repr(two.columns[name].tolist()), name
+
+
+def test_codes_and_gaps_of_a_plain_file(tmp_path):
+    (tmp_path / "t.csv").write_text("zip,n,m\n01067,0,-\n10115,0.5,NULL\n99999,7,2\n")
+    assert columns(tmp_path / "t.csv") == {
+        "zip": ["01067", "10115", "99999"], "n": [0.0, 0.5, 7.0], "m": ["-", "-", 2.0],
+    }  # fmt: skip
+
+
+def test_only_plain_files_go_to_pyarrow(tmp_path):
+    path = tmp_path / "t.csv"
+    for text, expected in (
+        (b"a,b\n1,2\n", True), (b"a,b\r\n1,2\r\n", True), (b'a,b\n"1",2\n', False),
+        (b"a,b\n\n1,2\n", False), (b"a,b\r\n\r\n1,2", False), (b"a,b\r1,2\r", False),
+        (b"a,b\r\n1,2\r", False), (b"a" * (2**20 - 1) + b"\n\n", False),
+        (b"a" * (2**20 - 1) + b"\r\n1", True),
+    ):  # fmt: skip
+        path.write_bytes(text)
+        assert cells.is_plain(path) == expected, text[-10:]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from pathlib import Path
 import federation as fed
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import fedshift
 from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.core.config import configure
 from fedshift.core.server import Policy
+from fedshift.data.encoders import ENCODERS, ImageEncoder
 from fedshift.deploy import session, sites
 from fedshift.deploy.flower import apps
 from fedshift.deploy.folders import SitePaths, SiteSettings, read_site, write_settings
@@ -67,6 +70,26 @@ def test_a_folder_of_images_becomes_a_site_of_its_own(tmp_path: Path):
     told = sites.facts_of(own, tell_domain=True)
     assert Facts.from_json(told.to_json()) == told
     assert sites.facts_of(own, tell_domain=False).domain == ""
+
+
+def test_a_site_encodes_its_images_itself_and_once(tmp_path: Path):
+    asked = []
+
+    def features(stored):
+        asked.append(len(stored))
+        return stored.float().mean((1, 2))  # (N, 3)
+
+    images(tmp_path / "berlin-images")
+    paths = make_site(tmp_path, "berlin")
+    given = {"backbone": "linear", "backbone_options": {}, "data_options": {"encoder": "colours"}}
+    ENCODERS.register("colours")(lambda: ImageEncoder("colours", features))
+    try:
+        own = own_federation(paths, folder_run(**given))
+        again = own_federation(paths, folder_run(**given))
+    finally:
+        ENCODERS.forget("colours")
+    assert own.shape == again.shape == (3,)
+    assert sum(asked) == 25
 
 
 @pytest.mark.parametrize("words", ["", "[]", "{}", '{"classes": 3}'])
@@ -377,6 +400,7 @@ def test_what_cannot_be_a_target_is_refused(tmp_path: Path):
 def test_a_table_becomes_a_site_with_the_preparation_of_the_federation(tmp_path: Path, monkeypatch):
     from fedshift.data.catalogue import Variant
     from fedshift.data.library.datasets import add
+    from fedshift.data.library.loaded import load
     from fedshift.data.library.prepare import store_of
 
     monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path / "home"))
@@ -390,9 +414,57 @@ def test_a_table_becomes_a_site_with_the_preparation_of_the_federation(tmp_path:
     paths = make_site(tmp_path, "berlin", folder=str(table), preparation=str(agreed))
     own = own_federation(paths, folder_run(backbone="mlp", backbone_options={}))
     assert (own.classes, own.shape) == (("0", "1"), (1,))
-    assert len(own.sites["berlin"].data.test) == 6
+    simulated = load("mine")["berlin"]  # copies on one side, as in a simulation
+    assert own.sites["berlin"].data.test.rows.tolist() == simulated.rows(2).tolist()
+    assert own.sites["berlin"].data.test.x.equal(simulated.x)
     with monkeypatch.context() as patch:
         patch.setattr(sites, "replay", lambda *_: pytest.fail("read again"))
         sites.open_folder(paths, read_site(paths.root))
     table.write_text(table.read_text() + "1,5\n")
     assert len(sites.open_folder(paths, read_site(paths.root)).y) == 31
+
+
+def test_every_site_has_the_complete_model_of_the_selected_round(two):
+    """FedBN keeps entries private: the server has no whole model, each site has its own."""
+    config, rounds = folder_run(rounds=4, lr=0.3), set()
+    for seed in range(6):  # until a round that is not among the last two states is selected
+        config = config.model_copy(update={"seed": seed})
+        request, post = two.request(config, "berlin", "paris", path=two.root / f"run-{seed}")
+        result = play_request(request, post)
+        reported = result.outcome("personal")
+        rounds.add(reported.round)
+        for name in ("berlin", "paris"):
+            folder = two.root / name / "models" / config.name
+            assert [p.name for p in (folder / "best").iterdir() if p.is_dir()] == [
+                str(reported.round)
+            ]
+            model = fedshift.load_model(folder, name)
+            assert (model.round, model.sites) == (reported.round, (name,))
+            test = own_federation(SitePaths(two.root / name), config).sites[name].data.test
+            x, y = test.take(torch.arange(len(test)))
+            right = 100 * float((model.logits(x).argmax(1) == y).double().mean())
+            assert right == pytest.approx(reported.metrics.domains[name])
+            with pytest.raises(RunError, match=r"entries of site .* never left it; load its model"):
+                fedshift.load_model(request.path, name)
+        if min(rounds) < 3:
+            break
+    assert min(rounds) < 3
+    found = model.predict(two.root / "paris-images")
+    assert len(found) == 21
+
+
+def test_a_site_that_is_away_at_the_end_is_named_and_the_run_is_done(two, caplog, monkeypatch):
+    request, post = two.request(folder_run(rounds=1), "berlin", "paris")
+
+    def full(*_args):
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshift.deploy.models.keep_model", full)
+        assert play_request(request, post).history[-1]["round"] == 1
+    assert any("site berlin has not got the selected model: " in m for m in caplog.messages)
+    transport = session.RegisteredSites(post, request)
+    monkeypatch.setattr(transport, "find", full)
+    caplog.clear()
+    transport.hand_over(session.final_messages(request.path, 1, ["paris"]))
+    assert "site paris has not got the selected model: the disk is full" in caplog.text

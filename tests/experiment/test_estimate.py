@@ -16,6 +16,8 @@ from fedshift.experiment import listener
 from fedshift.experiment.estimate import estimate
 from fedshift.experiment.identity import configure_run
 from fedshift.experiment.run import run
+from fedshift.report.load import load
+from fedshift.report.tables import size
 from fedshift.testing import tiny_scenario
 
 
@@ -94,3 +96,55 @@ def test_the_time_left_follows_from_the_rounds_of_this_process(monkeypatch, capl
         run("fedavg", tiny_scenario(rounds=5), listener=listener.LogListener())
     lines = [r.message for r in caplog.records if "round" in r.message and "of 5" in r.message]
     assert [" left" in line for line in lines] == [True] * 4 + [False]
+
+
+def typed(capsys, *words: str) -> str:
+    """What a command tells on the error stream, where progress is."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    told = capsys.readouterr()
+    assert (stop.value.code or 0) == 0, told.err
+    return told.err
+
+
+def test_a_short_run_says_after_its_first_scored_round_what_it_takes_in_all(tmp_path, capsys):
+    words = ["run", "--method", "fedavg", "--scenario", "tiny", "--workers", "1"]
+    told = typed(capsys, *words, "--out", str(tmp_path / "r"))
+    lines = [line for line in told.splitlines() if "of memory" in line]
+    (line,) = lines
+    assert line.startswith("fedavg · tiny · seed 0: about ")
+    down = json.loads((tmp_path / "r" / "summary.json").read_text())["bytes"]["total"]["down"]
+    assert f"{size(down)} down" in line
+    assert "on disk" in line
+    assert told.index("round 2/5") < told.index(line) < told.index("round 3/5")  # scored
+    assert "of memory" not in typed(capsys, *words, "--out", str(tmp_path / "q"), "--quiet")
+
+
+def test_a_long_run_is_timed_before_it_begins_and_keeps_its_bits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(estimating, "SHARE", 0.2)  # one round of five
+    words = ["run", "--method", "fedbn", "--scenario", "tiny", "--workers", "1"]
+    told = typed(capsys, *words, "--out", str(tmp_path / "r"))
+    assert "in all: about" in told
+    assert told.index("in all: about") < told.index("round 1/5")
+    assert "nothing was written" not in told
+    plain = run("fedbn", "tiny", quiet=True)
+    found = load(tmp_path / "r")
+    assert [row["losses"] for row in found.history] == [row["losses"] for row in plain.history]
+    assert found.curve("personal") == plain.curve("personal")
+
+
+def test_a_comparison_says_how_long_all_runs_take(tmp_path, capsys, monkeypatch):
+    words = ["compare", "--method", "fedavg", "--scenario", "tiny", "--workers", "1"]
+    told = typed(capsys, *words, "--out", str(tmp_path / "runs"), "--seeds", "2")
+    assert "1 of 2 runs are done, about" in told
+    assert "in all: about" not in told  # two runs of five rounds: a warm-up would cost a tenth
+    monkeypatch.setattr(estimating, "SHARE", 0.2)
+    more = typed(capsys, *words, "--out", str(tmp_path / "runs"), "--seeds", "3")
+    assert "in all: about" in more  # one run is left
+    assert "runs are done" not in more
+
+
+def test_a_warm_up_must_cost_at_most_a_fiftieth():
+    config, _ = configure_run("fedavg", tiny_scenario(rounds=25))
+    assert not estimating.worth_a_warm_up(config)
+    assert estimating.worth_a_warm_up(config, runs=2)

@@ -290,6 +290,17 @@ def test_every_kind_of_split_and_partition_can_be_typed(owner, kind, capsys):
     assert getattr(made, owner) == expected
 
 
+def test_another_backbone_begins_at_its_own_defaults():
+    held = find_scenario("csac/pacs/sketch").backbone_options
+    assert held == {"width": 0.25, "stem": "small", "bottleneck": 64}
+    same = scenario_from("csac/pacs/sketch", None, None, {"backbone_options": {"width": 0.5}})
+    assert same.backbone_options == held | {"width": 0.5}
+    for given in ({}, {"hidden": 8}):
+        changes = {"backbone": "mlp"} | ({"backbone_options": given} if given else {})
+        made = scenario_from("csac/pacs/sketch", None, None, changes)
+        assert (made.backbone, made.backbone_options) == ("mlp", given)
+
+
 def test_another_kind_drops_the_values_of_the_old_one_and_keeps_those_typed():
     changes = {"partition.alpha": "0.1", "partition.kind": "dirichlet"}
     made = scenario_from("digits", None, None, changes)

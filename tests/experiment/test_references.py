@@ -105,8 +105,12 @@ def test_the_options_are_typed(heart, tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         main(["report", out, "--format", "markdown", "--against", "local"])
     assert "| minus local |" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["report", out, "--format", "csv", "--against", "local"])
-    assert stop.value.code == 2
+    for form, sign in (("csv", "avg minus local"), ("latex", "minus local &")):
+        with pytest.raises(SystemExit):
+            main(["report", out, "--format", form, "--against", "local"])
+        assert sign in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["report", out, "--against", "local"])
+    assert "difference to local" in (tmp_path / "runs" / "report.html").read_text()
     names = [json.loads(p.read_text())["run"]["method"] for p in Path(out).glob("*/config.json")]
     assert "reference: logistic regression" in names

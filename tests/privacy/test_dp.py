@@ -15,6 +15,7 @@ from fedshift.core.config import configure
 from fedshift.core.message import Lost, Update
 from fedshift.core.method import Method
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec
 from fedshift.core.registry import build, parts
 from fedshift.core.server import Policy
 from fedshift.engine import replies
@@ -218,7 +219,10 @@ def test_a_part_that_reads_single_updates_is_refused_where_there_are_none():
 
 @dataclass(frozen=True)
 class Gossip(Part):
-    """Declares nothing and sends all the same."""
+    """Does not say what it shares, and sends it all the same."""
+
+    def uploads(self, model):
+        return {"train": {"mean": PayloadSpec((), torch.float64)}}
 
     def finish(self, client: Client):
         return {"mean": client.site.data.train.labels.double().mean()}

@@ -269,9 +269,13 @@ def test_payload_in_the_clear_does_not_leave_the_site():
 
 NAME = "secure-aggregation"
 FORGED = {
-    "short": ("train", {f"{NAME}/masked": torch.zeros(3, dtype=torch.int64)}, "masked has shape"),
+    "short": (
+        "train",
+        {f"{NAME}/masked": torch.zeros(3, dtype=torch.int64)},
+        r"payload secure-aggregation/masked has shape \(3,\)",
+    ),
     "float": ("train", {f"{NAME}/masked": torch.zeros(3)}, "masked has shape"),
-    "nothing": ("train", {}, "holds 0 secret entries"),
+    "nothing": ("train", {}, "payload secure-aggregation/masked is missing"),
     "no key": ("talk", {f"{NAME}/mask": torch.zeros(32, dtype=torch.uint8)}, "1 secret entries"),
 }
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedshift import Net, register_backbone
 from fedshift.backbones.layers import (
+    freeze,
     image,
     normalisation,
     probability,
@@ -36,10 +37,12 @@ def alexnet(
     width: float = 1.0,
     dropout: float = 0.5,
     pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     """AlexNet of torchvision: five convs, fully connected 4096, 4096 with dropout; from 63 pixels.
 
-    The taps conv1, conv2 and conv5 are taken after their max-pool. ``pretrained`` is a local file.
+    The taps conv1, conv2 and conv5 are taken after their max-pool. ``pretrained`` is a local file,
+    ``train`` what learns of it: ``all`` or the ``head``.
     """
     channels, *_ = image("alexnet", shape, least=LEAST)
     convs: list[nn.Module] = []
@@ -66,7 +69,9 @@ def alexnet(
     stages["fc1"] = ("avgpool", "flatten", "classifier.0", "classifier.1", "classifier.2")
     stages["fc2"] = ("classifier.3", "classifier.4", "classifier.5")
     net = Net(modules, stages=stages, head="classifier.6", shape=shape, classes=classes)
-    return net if pretrained is None else load_pretrained(net, pretrained)
+    if pretrained is not None:
+        load_pretrained(net, pretrained)
+    return freeze(net, train, pretrained=pretrained)
 
 
 @register_backbone("alexnet-bn", paper="Wang et al., CVPR 2025")

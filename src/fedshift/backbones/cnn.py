@@ -14,7 +14,10 @@ from fedshift.backbones.layers import normalisation
 def cnn(shape: Sequence[int], classes: int, width: int = 16, norm: str = "batch") -> Net:
     """Three blocks of conv 3x3, norm, ReLU, max-pool (width, 2x, 4x), then a linear head."""
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ConfigError(f"cnn takes images of at least 8x8, not inputs of shape {tuple(shape)}")
+        raise ConfigError(
+            f"cnn takes images of at least 8x8, not inputs of shape {tuple(shape)}; "
+            "use mlp or linear for vectors"
+        )
     modules: dict[str, nn.Module] = {}
     channels = shape[0]
     for i, out in enumerate((width, 2 * width, 4 * width), start=1):

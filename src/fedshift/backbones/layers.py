@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedshift import ConfigError
+from fedshift import ConfigError, Net, batch_norm_keys, head_keys
 
 WIDEST = 8  # a larger multiplier is probably a number of channels given by mistake
 
@@ -56,6 +56,15 @@ def choice(name: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
+def bottleneck_size(value: Any) -> int:
+    """The value of an option that adds a layer of so many features before the head."""
+    if not isinstance(value, int) or value < 0:
+        raise ConfigError(
+            f"bottleneck is {value!r}; it takes its number of features, or 0 for none"
+        )
+    return value
+
+
 def normalisation(kind: str, channels: int, *, groups: int = 0) -> nn.Module:
     """A layer that normalises maps; by default a group has at least 8 channels.
 
@@ -82,3 +91,24 @@ def he(net: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def freeze(net: Net, train: str, *, pretrained: str | None, new: Sequence[str] = ()) -> Net:
+    """Let only part of ``net`` learn, in place: ``all``, the ``head``, or ``bn`` (BN and head).
+
+    ``new`` are modules that no file of weights has, and which learn in any case. What is frozen
+    never travels, and a BatchNorm among it keeps its statistics. Freezing weights that nobody has
+    trained is refused.
+    """
+    if choice("train", train, ("all", "head", "bn")) == "all":
+        return net
+    if pretrained is None:
+        raise ConfigError(
+            f"train is {train!r}, which freezes weights that nobody has trained; "
+            "set pretrained too, or train=all"
+        )
+    learns = head_keys(net) | (batch_norm_keys(net) if train == "bn" else set())
+    net.frozen = frozenset(
+        key for key in net.state_dict() if key not in learns and key.partition(".")[0] not in new
+    )
+    return net

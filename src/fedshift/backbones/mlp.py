@@ -1,4 +1,4 @@
-"""A perceptron for vectors such as sentence embeddings."""
+"""Nets for vectors such as sentence embeddings or stored features of images."""
 
 from __future__ import annotations
 
@@ -28,4 +28,12 @@ def mlp(
         inputs = out
     modules["head"] = nn.Linear(inputs, classes)
     stages = {"layer1": ("flatten", "layer1"), "layer2": ("layer2",)}
+    return Net(modules, stages=stages, head="head", shape=shape, classes=classes)
+
+
+@register_backbone("linear")
+def linear(shape: Sequence[int], classes: int) -> Net:
+    """A linear head on the inputs as they are: logistic regression, or a probe of features."""
+    modules = {"flatten": nn.Flatten(), "head": nn.Linear(prod(shape), classes)}
+    stages = {"flatten": ("flatten",)}
     return Net(modules, stages=stages, head="head", shape=shape, classes=classes)

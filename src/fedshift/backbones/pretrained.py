@@ -29,11 +29,15 @@ def load_pretrained(
     net may lack. Any other difference is an error, so that no layer stays random unnoticed.
     """
     path = Path(path).expanduser()
-    own, found = dict(net.state_dict()), read_weights(path)
-    own, found = (
-        {k: v for k, v in own.items() if k in found or not _below(k, fresh)},
-        {k: v for k, v in found.items() if k in own or not _below(k, unused)},
-    )
+    found = read_weights(path)
+    own = net.state_dict()
+    kept = {k: v for k, v in found.items() if k in own or not _below(k, unused)}
+    return copy_weights(net, path, kept, fresh=fresh)
+
+
+def copy_weights(net: Net, path: Path, found: Tree, *, fresh: Sequence[str] = ()) -> Net:
+    """As :func:`load_pretrained`, with what ``path`` holds, under the net's names, in ``found``."""
+    own = {k: v for k, v in net.state_dict().items() if k in found or not _below(k, fresh)}
     head = head_keys(net)
     if any(k not in found or found[k].shape != own[k].shape for k in head):
         own = {k: v for k, v in own.items() if k not in head}

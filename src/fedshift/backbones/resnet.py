@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift import ConfigError, Net, register_backbone
-from fedshift.backbones.layers import choice, he, image, normalisation, scaled, vector_normalisation
+from fedshift import Net, register_backbone
+from fedshift.backbones.layers import (
+    bottleneck_size,
+    choice,
+    freeze,
+    he,
+    image,
+    normalisation,
+    scaled,
+    vector_normalisation,
+)
 from fedshift.backbones.pretrained import load_pretrained
 
 Convs = tuple[tuple[int, int, int], ...]  # kernel, channels, stride of each conv of a block
@@ -85,7 +93,11 @@ def _stem(inputs: int, plan: StagePlan) -> dict[str, nn.Module]:
 
 
 def _resnet(
-    shape: Sequence[int], classes: int, plan: StagePlan, pretrained: str | None = None
+    shape: Sequence[int],
+    classes: int,
+    plan: StagePlan,
+    pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     small = choice("stem", plan.stem, ("imagenet", "small")) == "small"
     inputs, *_ = image(f"{plan.name} with stem={plan.stem}", shape, least=8 if small else 16)
@@ -103,7 +115,7 @@ def _resnet(
         stages[f"layer{i + 1}"] = (f"layer{i + 1}",)
     modules |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     stages["pool"] = ("avgpool", "flatten")
-    if features := _checked(plan.bottleneck):
+    if features := bottleneck_size(plan.bottleneck):
         linear, norm = nn.Linear(channels, features), vector_normalisation(plan.norm, features)
         modules["bottleneck"] = nn.Sequential(linear, norm, nn.ReLU())
         stages["bottleneck"] = ("bottleneck",)
@@ -111,15 +123,9 @@ def _resnet(
     modules["fc"] = nn.Linear(channels, classes)
     net = Net(modules, stages=stages, head="fc", shape=shape, classes=classes)
     he(net)
-    return net if pretrained is None else load_pretrained(net, pretrained, fresh=("bottleneck",))
-
-
-def _checked(bottleneck: Any) -> int:
-    if not isinstance(bottleneck, int) or bottleneck < 0:
-        raise ConfigError(
-            f"bottleneck is {bottleneck!r}; it takes its number of features, or 0 for none"
-        )
-    return bottleneck
+    if pretrained is not None:
+        load_pretrained(net, pretrained, fresh=("bottleneck",))
+    return freeze(net, train, pretrained=pretrained, new=("bottleneck",))
 
 
 @register_backbone("resnet10", paper="Wang et al., 2026")
@@ -147,14 +153,16 @@ def resnet18(  # noqa: PLR0913  one parameter per option
     stem: str = "imagenet",
     bottleneck: int = 0,
     pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     """ResNet-18 of torchvision; bottleneck=256 is CSAC's head, stem=small is for small images.
 
     CSAC puts Linear(512, 256), BatchNorm, ReLU between mean-pool and classifier; these layers
-    start at random. ``pretrained`` is a local file of torchvision or timm.
+    start at random. ``pretrained`` is a local file of torchvision or timm, ``train`` what learns of
+    it: ``all``, the ``head`` (and the bottleneck), or ``bn``, which adds every BatchNorm.
     """
     plan = StagePlan("resnet18", basic, (2, 2, 2, 2), width, norm, stem, bottleneck)
-    return _resnet(shape, classes, plan, pretrained)
+    return _resnet(shape, classes, plan, pretrained, train)
 
 
 @register_backbone("resnet34", paper="He et al., CVPR 2016")
@@ -167,10 +175,11 @@ def resnet34(  # noqa: PLR0913  one parameter per option
     stem: str = "imagenet",
     bottleneck: int = 0,
     pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     """ResNet-34 of torchvision, with the options of resnet18."""
     plan = StagePlan("resnet34", basic, (3, 4, 6, 3), width, norm, stem, bottleneck)
-    return _resnet(shape, classes, plan, pretrained)
+    return _resnet(shape, classes, plan, pretrained, train)
 
 
 @register_backbone("resnet50", paper="He et al., CVPR 2016")
@@ -183,7 +192,8 @@ def resnet50(  # noqa: PLR0913  one parameter per option
     stem: str = "imagenet",
     bottleneck: int = 0,
     pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     """ResNet-50 of torchvision (stride in the 3x3 conv), with the options of resnet18."""
     plan = StagePlan("resnet50", narrowing, (3, 4, 6, 3), width, norm, stem, bottleneck)
-    return _resnet(shape, classes, plan, pretrained)
+    return _resnet(shape, classes, plan, pretrained, train)

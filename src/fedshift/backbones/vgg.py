@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedshift import Net, register_backbone
-from fedshift.backbones.layers import he, image, normalisation, scaled
+from fedshift.backbones.layers import freeze, he, image, normalisation, scaled
 from fedshift.backbones.pretrained import load_pretrained
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # each ends with a max-pool
@@ -22,10 +22,12 @@ def vgg11(
     width: float = 1.0,
     norm: str = "none",
     pretrained: str | None = None,
+    train: str = "all",
 ) -> Net:
     """VGG-11 of torchvision without its fully connected layers, then mean-pool; from 32 pixels.
 
-    With ``norm=batch`` the keys are those of vgg11_bn. ``pretrained`` is a local file.
+    With ``norm=batch`` the keys are those of vgg11_bn. ``pretrained`` is a local file, and
+    ``train`` is what learns of it: ``all``, the ``head``, or ``bn``.
     """
     channels, *_ = image("vgg11", shape, least=32)
     layers: list[nn.Module] = []
@@ -49,4 +51,6 @@ def vgg11(
     stages["pool"] = ("avgpool", "flatten")
     net = Net(modules, stages=stages, head="fc", shape=shape, classes=classes)
     he(net)
-    return net if pretrained is None else load_pretrained(net, pretrained, unused=UNUSED)
+    if pretrained is not None:
+        load_pretrained(net, pretrained, unused=UNUSED)
+    return freeze(net, train, pretrained=pretrained)

@@ -18,6 +18,7 @@ from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
+from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.add_typer(site_app, name="site")
 
 
 app.command()(ledger)
+app.command()(predict)
 
 
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
@@ -81,6 +83,7 @@ def run(
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
+    max_weight: opt.MaxWeight = None,
     seed: Annotated[
         int | None, typer.Option(help="Of data, weights, cohorts and batches; default 0.")
     ] = None,
@@ -120,7 +123,7 @@ def run(
     from fedshift.cli.runs import begun, configured, read_file, require_run
     from fedshift.core.server import Policy
     from fedshift.engine.compute import Compute
-    from fedshift.experiment.estimate import estimate
+    from fedshift.experiment.estimate import estimate, worth_a_warm_up
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.run import execute
     from fedshift.experiment.session import Options
@@ -142,6 +145,7 @@ def run(
             backbone=backbone,
             rounds=rounds,
             clients_per_round=clients_per_round,
+            max_weight=max_weight,
         )
     compute = (given.compute if given else Compute()).changed(
         device=device, layout=layout, compile=compiled or None
@@ -153,6 +157,8 @@ def run(
     if dry_run:
         announce([(estimate(config, whole), 1)], opt.processes(count), as_json=as_json)
         return
+    if not quiet and not path.exists() and worth_a_warm_up(config):
+        announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         options = Options(resume, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
@@ -173,6 +179,7 @@ def compare(
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
+    max_weight: opt.MaxWeight = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(help="Or the seeds 0 to N-1.", min=1)] = 1,
     allow: opt.Allow = None,
@@ -200,7 +207,11 @@ def compare(
     from fedshift.experiment.scenario import scenario_from, split_settings
 
     own, changes = split_settings(
-        settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+        settings,
+        backbone=backbone,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        max_weight=max_weight,
     )
     if own:
         key = next(iter(own))
@@ -217,6 +228,8 @@ def compare(
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
         return
+    if not quiet and (guess := estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)):
+        announce(guess, opt.processes(opt.workers_of(workers)), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
             methods,
@@ -226,8 +239,9 @@ def compare(
             workers=opt.workers_of(workers),
             watch=board.watch,
             references=references,
+            against=against,
         )
-    publish(found, out, as_json=as_json, quiet=quiet, against=against)
+    publish(found, out, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -328,13 +342,11 @@ def report(
     from fedshift.report.load import load_comparison
 
     found = load_comparison(opt.folder(path))
-    if against is not None and form != "markdown":
-        raise ConfigError(f"--against goes into markdown, not into {form}; leave it out")
     if form == "html":
-        typer.echo(f"report: {html.write(found, out or path / 'report.html')}")
+        typer.echo(f"report: {html.write(found, out or path / 'report.html', against)}")
         return
-    made = {"latex": formats.latex, "csv": formats.csv}
-    text = made[form](found) if form in made else formats.markdown(found, against)
+    made = {"latex": formats.latex, "csv": formats.csv, "markdown": formats.markdown}
+    text = made[form](found, against)
     if out is None:
         typer.echo(text)
     else:

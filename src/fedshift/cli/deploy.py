@@ -138,6 +138,7 @@ def server_run(
     backbone: opt.Backbone = None,
     rounds: opt.Rounds = None,
     clients_per_round: opt.ClientsPerRound = None,
+    max_weight: opt.MaxWeight = None,
     seed: Annotated[int, typer.Option(help="Of weights, splits, cohorts and batches.")] = 0,
     allow: opt.Allow = None,
     grant: opt.Grant = None,
@@ -170,7 +171,11 @@ def server_run(
     from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 
     own, changes = split_settings(
-        settings, backbone=backbone, rounds=rounds, clients_per_round=clients_per_round
+        settings,
+        backbone=backbone,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        max_weight=max_weight,
     )
     require_clear(method, own)
     if target not in (None, "scenario"):

@@ -53,6 +53,12 @@ Settings = Annotated[
         help="KEY of the method, scenario.KEY, backbone.KEY or data.KEY; repeatable.",
     ),
 ]
+MaxWeight = Annotated[
+    float | None,
+    typer.Option(
+        help="Largest weight of one client in the mean; default: no limit, 0.8 at `server run`."
+    ),
+]
 OnLoss = Annotated[
     str, typer.Option(help="When a site is lost: fail, skip it in this round, or wait for it.")
 ]

@@ -22,9 +22,7 @@ def split_methods(items: list[str]) -> list[str]:
     return [w for w in [*out, word.strip()] if w]
 
 
-def publish(
-    found: Any, out: Path, *, as_json: bool, quiet: bool, against: str | None = None
-) -> None:
+def publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
     """Table on the screen, page on disk; a failed run is told and makes the exit code 1."""
     from rich.console import Console
 
@@ -38,7 +36,7 @@ def publish(
         typer.echo(str(page or out))
     else:
         if found.results:
-            Console().print(screen.console(found, against))
+            Console().print(screen.console(found))
         typer.echo(f"report: {page}")
     for note in found.notes:
         typer.echo(f"older data: {note}", err=True)
@@ -48,8 +46,13 @@ def publish(
         raise typer.Exit(1)
 
 
-def announce(found: list[tuple[Any, int]], processes: int, *, as_json: bool) -> None:
-    """What runs would take, by method and scenario and in all; ``found`` has (Estimate, runs)."""
+def announce(
+    found: list[tuple[Any, int]], processes: int, *, as_json: bool = False, dry: bool = True
+) -> None:
+    """What runs take, by method and scenario and in all; ``found`` has (Estimate, runs).
+
+    Before runs that are not ``dry`` it is on the error stream, where progress is.
+    """
     together = min(processes, sum(max(e.clients, 1) * runs for e, runs in found) or 1)
     seconds = sum(e.seconds * runs for e, runs in found) / together
     if as_json:
@@ -68,5 +71,7 @@ def announce(found: list[tuple[Any, int]], processes: int, *, as_json: bool) -> 
         + [size(value) for value in (e.up, e.down, e.memory, e.disk)]
         for e, runs in found
     ]
-    Console().print(FittedTable("one run of each, with one process", heads, lines))
-    typer.echo(f"in all: about {duration(seconds)} with {together} processes; nothing was written")
+    table = FittedTable("one run of each, with one process", heads, lines)
+    Console(stderr=not dry).print(table)
+    end = "; nothing was written" if dry else ""
+    typer.echo(f"in all: about {duration(seconds)} with {together} processes{end}", err=not dry)

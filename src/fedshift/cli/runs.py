@@ -48,7 +48,7 @@ def configured(
     seed: int | None,
     settings: list[str] | None,
     without: Sequence[str],
-    **changes: str | int | None,
+    **changes: str | float | None,
 ) -> tuple[RunConfig, Method]:
     """The run of a command line; what an option leaves open is the file's, or the default.
 

@@ -64,6 +64,27 @@ class Uniform(Weighting):
         return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64)
 
 
+def bounded(weights: Tensor, most: float) -> Tensor:
+    """Weights (n,) that sum to one, none above ``most``, or above 1 / n where that is more.
+
+    What is taken from those above goes to the others in proportion. Weights that are all below come
+    back as they are.
+
+    Examples:
+        >>> bounded(torch.tensor([0.9, 0.06, 0.04]), 0.5)
+        tensor([0.5000, 0.3000, 0.2000])
+    """
+    most = max(most, 1.0 / len(weights))
+    full = torch.zeros_like(weights, dtype=torch.bool)
+    while bool((over := weights > most * (1 + 1e-12)).any()):
+        full |= over
+        rest = weights.masked_fill(full, 0.0)
+        rest = rest if bool(rest.sum() > 0) else (~full).to(weights.dtype)
+        left = 1.0 - most * int(full.sum())
+        weights = torch.where(full, most, rest * (left / rest.sum().clamp(min=1e-300)))
+    return weights
+
+
 WEIGHTINGS: dict[str, Weighting] = {"examples": ByExamples(), "uniform": Uniform()}
 
 
@@ -113,7 +134,7 @@ class Aggregator(Declares):
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
         """Next shared entries: parameters by rule and optimiser, buffers by weighted mean."""
-        weights = self.weighting(server)(server, updates)  # (n,)
+        weights = self.weights_of(server, updates)
         new = self.optimiser(server, self.combine(server, updates, weights))
         buffers = server.shared.keys() - self.covers(server)
         averaged = weighted_mean([tree.pick(u.shared, buffers) for u in updates], weights)
@@ -122,6 +143,19 @@ class Aggregator(Declares):
     def weighting(self, server: Server) -> Weighting:
         """The weighting in force: this aggregator's own, or else the scenario's."""
         return self.weights or WEIGHTINGS[server.scenario.weights]
+
+    def weights_of(self, server: Server, updates: Sequence[Update]) -> Tensor:
+        """Weights (n,) of the updates, none above the scenario's ``max_weight``.
+
+        Those that were above are noted in ``server.capped``, with what they would have been.
+        """
+        weights, most = self.weighting(server)(server, updates), server.scenario.max_weight
+        if most is None:
+            return weights
+        kept = bounded(weights, most)
+        pairs = zip(updates, weights.tolist(), kept.tolist(), strict=True)
+        server.capped |= {u.client: was for u, was, now in pairs if now < was * (1 - 1e-12)}
+        return kept
 
     def streams(self, server: Server) -> bool:  # noqa: ARG002  subclasses ask the server
         """Whether :meth:`stream` is implemented, and equals calling with all updates at once."""
@@ -173,7 +207,7 @@ class Mean(Aggregator):
 
     def stream(self, server: Server, expected: Sequence[Update], replies: Iterable[Update]) -> Tree:
         """Parameters and buffers in one running sum over the replies."""
-        weights = self.weighting(server)(server, expected)
+        weights = self.weights_of(server, expected)
         merged = weighted_mean((u.shared for u in replies), weights)
         new = self.optimiser(server, tree.pick(merged, self.covers(server)))
         return {k: new.get(k, merged.get(k, v)) for k, v in server.shared.items()}

@@ -10,13 +10,11 @@ never what another part sends.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedshift.base.tree import Tree
 from fedshift.core.part import Part
+from fedshift.core.payload import EntrySpec
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
@@ -26,18 +24,6 @@ if TYPE_CHECKING:
 # Send one payload per client; returns the replies by client. An exchange beside training: each
 # client's ``reply`` hook makes its reply, and a client that does not answer is not in the result.
 Ask = Callable[[Mapping[str, Tree]], Mapping[str, Tree]]
-
-
-class EntrySpec(NamedTuple):
-    """Shape and dtype that an entry must have when it arrives."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, entry: Tensor) -> EntrySpec:
-        """Those of a tensor."""
-        return cls(tuple(entry.shape), entry.dtype)
 
 
 class Channel(Part):

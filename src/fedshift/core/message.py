@@ -17,6 +17,7 @@ from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
 
 Scalar = bool | int | float | str
+UNASKED = "update refused: nobody asked for it"  # why a reply that answers nothing is dropped
 # What a message asks of the client. ``enrol``: report the number of examples and data summaries, in
 # round 0. ``train``: one visit of local training. ``statistics``: re-estimate BatchNorm statistics
 # (``bn=recompute``). ``score``: evaluate the client's own model on its own data. ``assess``: same,
@@ -79,7 +80,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Message):
-    """A message from the server to one client: a task, the current model, the parts' payload."""
+    """A message from the server to one client: a task, the current model, the parts' payload.
+
+    ``visited`` are two rounds, which the client compares with the round of the state that it has
+    kept: the last one from which the server knows that it kept state, and the last one in which it
+    was asked to train, answered or not (-1: never). None: the server does not know.
+    """
+
+    visited: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ class Update(Message):
     metrics: dict[str, float] = field(
         default_factory=dict
     )  # losses by name, counts of right answers
+    kept: bool = False  # whether the client has kept state of this visit, which its next one needs
 
     def own(self) -> Update:
         """A copy in memory of its own, which no later reply overwrites."""

@@ -21,10 +21,11 @@ from fedshift.core.channel import Channel
 from fedshift.core.component import Declares, described, settings_of, with_setting
 from fedshift.core.net import Net, Output, Scope, batch_norm_buffers
 from fedshift.core.part import Part, Phase, Scoring
+from fedshift.core.payload import Declared, ModelSpec, declared
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
-    from fedshift.core.message import Update
+    from fedshift.core.message import Task, Update
     from fedshift.core.server import Server
 
 RESERVED = {"net", "previous", "trained", "optimiser"}  # keys of client state that the core uses
@@ -124,15 +125,28 @@ class Method:
         return (*self.parts, *self.aggregate.declared)
 
     def scopes(self, net: Net, *, bn_local: bool = False) -> dict[str, Scope]:
-        """Scope of every entry; ``bn_local`` keeps BatchNorm statistics at the clients."""
+        """Scope of every entry; ``bn_local`` keeps BatchNorm statistics at the clients.
+
+        What the backbone has frozen is fixed, whatever the parts say.
+        """
         out = dict.fromkeys(net.state_dict(), Scope.SHARED)
-        answers = [part.scope(net) for part in self.parts]
+        if gone := sorted(net.frozen - out.keys()):
+            raise ClashError(
+                f"the backbone freezes {gone[0]}, which a part of this method replaces; "
+                "let the whole backbone train (train=all), or use another method"
+            )
+        answers: list[Mapping[str, Scope]] = [dict.fromkeys(net.frozen, Scope.FIXED)]
+        answers += [part.scope(net) for part in self.parts]
         if bn_local:
             answers.append(dict.fromkeys(batch_norm_buffers(net), Scope.PRIVATE))
         for answer in answers:
             for key, scope in answer.items():
                 out[key] = max(out[key], scope)
         return out
+
+    def uploads(self, model: ModelSpec) -> dict[Task, Declared]:
+        """What the parts declare to send up, by task."""
+        return declared(self.parts, model)
 
     def gather(self, pick: Callable[[Part], Tree]) -> Tree:
         """The payloads that ``pick`` returns for each part, keys prefixed by the part's name."""

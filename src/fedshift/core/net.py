@@ -67,6 +67,7 @@ class Net(nn.Module):
         self.necks: dict[str, list[str]] = {name: [] for name in stages}
         self.skipped: frozenset[str] = frozenset()  # necks that the forward pass leaves out
         self.contiguous = False  # copy images to channels-first before the first stage
+        self.frozen: frozenset[str] = frozenset()  # entries that the backbone wants fixed
         self.fixed: tuple[nn.Module, ...] = ()  # modules that never train; see fix()
 
     @property

@@ -8,6 +8,7 @@ deterministic and must leave the model unchanged: the caller sets eval mode.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from fedshift.core import measures
 from fedshift.data.samples import Samples
 
+MOST = 10**9  # samples that one site may say to have scored
 CONFUSION = "confusion"  # prefix of counts by true and predicted class: "confusion/3/5"
 
 
@@ -56,23 +58,45 @@ class Objective(ABC):
     def wrong_targets(self, y: Tensor, outputs: int) -> str:
         """What is wrong with targets for a net with so many outputs; empty if they fit."""
 
-    def wrong_score(self, found: Mapping[str, float]) -> str:
-        """What is wrong with the numbers that a site reports of one split; empty if they fit."""
+    def wrong_score(self, found: Mapping[str, float], cells: int = 0) -> str:
+        """What is wrong with the numbers that a site reports of one split; empty if they fit.
+
+        ``cells`` is the number of classes of which a confusion matrix may be reported.
+        """
         for key in ("count", "loss"):
             if not found.get(key, -1.0) >= 0:
                 return f"{key} is {found.get(key, 'missing')}, not a number from 0 on"
-        if found["count"] and self.main not in found:
+        count = found["count"]
+        if count > MOST or count != int(count):
+            return f"count is {count}, not a whole number up to {MOST}"
+        if count and self.main not in found:
             return f"{self.main} is missing"
-        for key, value in found.items():
-            kind = key.partition("/")[0]
-            if kind not in (*self.shares, *self.numbers, "count", "loss", CONFUSION):
-                return f"{key} is no measure of {self.name}"
-            if kind in self.shares and not 0 <= value <= 100:
-                return f"{key} is {value}, not from 0 to 100"
-        cells = [value for key, value in found.items() if key.startswith(CONFUSION)]
-        if cells and (min(cells) < 0 or sum(cells) != found["count"]):
-            return f"the cells of {CONFUSION} add up to {sum(cells)}, not to {found['count']}"
-        return ""
+        problems = (self._wrong_measure(key, value) for key, value in found.items())
+        return next(filter(None, problems), "") or wrong_cells(found, cells)
+
+    def _wrong_measure(self, key: str, value: float) -> str:
+        """What is wrong with one number: its name, or its range."""
+        kind = key.partition("/")[0]
+        if kind not in (*self.shares, *self.numbers, "count", "loss", CONFUSION):
+            return f"{key} is no measure of {self.name}"
+        high = 100 if kind in self.shares or kind == self.main else math.inf
+        low = -math.inf if kind in self.numbers and kind == self.main else 0
+        return "" if low <= value <= high else f"{key} is {value}, not from {low} to {high}"
+
+
+def wrong_cells(found: Mapping[str, float], classes: int) -> str:
+    """What is wrong with the cells of a confusion matrix of so many classes."""
+    cells = {k: v for k, v in found.items() if k.startswith(CONFUSION)}
+    for key, value in cells.items():
+        _, *places = key.split("/")
+        inside = [p.isascii() and p.isdigit() and int(p) < classes for p in places]
+        if inside != [True, True]:
+            return f"{key} is no cell of a confusion matrix of {classes} classes"
+        if value < 0 or value != int(value):
+            return f"{key} is {value}, not a whole number from 0 on"
+    if cells and sum(cells.values()) != found["count"]:
+        return f"the cells of {CONFUSION} add up to {sum(cells.values())}, not to {found['count']}"
+    return ""
 
 
 class Classification(Objective):

@@ -21,6 +21,7 @@ from fedshift.core.component import Declares
 from fedshift.core.loop import Batch, Step
 from fedshift.core.net import Net, Output, Scope
 from fedshift.core.optimiser import Optimisation
+from fedshift.core.payload import ModelSpec, Uploads
 
 if TYPE_CHECKING:
     from fedshift.core.client import Client
@@ -113,6 +114,16 @@ class Part(Declares):
         """Both sides, once: the entries that are not shared, as FedBN's BatchNorm is private.
 
         If two parts disagree about an entry, the most private scope wins.
+        """
+        return {}
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Both sides, once: every entry of payload that leaves a client, by task and key.
+
+        ``enrol`` is what that hook returns; ``train`` what ``probe`` and ``finish`` return, and
+        what a channel's ``encode`` adds; ``talk`` what a channel's ``reply`` returns. Anything else
+        is an error at the client and refused at the server. SCAFFOLD sends one entry per shared
+        parameter: ``{"train": model.per_parameter()}``.
         """
         return {}
 

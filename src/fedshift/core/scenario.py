@@ -102,6 +102,8 @@ class Scenario(Frozen):
     optimiser_state: Literal["reset", "keep"] = "reset"
     bn: Literal["average", "local", "recompute"] = "average"
     weights: Literal["examples", "uniform"] = "examples"
+    # Largest weight of one client in the mean, whatever its size; see core.aggregate.bounded.
+    max_weight: Annotated[float, Field(gt=0, le=1)] | None = Field(None, exclude_if=_unset)
     clients_per_round: Positive | None = None  # None: all of them
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of the clients, per round
     protocols: tuple[Protocol, ...] = ("personal", "global")
@@ -124,7 +126,7 @@ class Scenario(Frozen):
             return {RENAMED.get(key, key): value for key, value in values.items()}
         return values
 
-    @field_validator("domains", "protocols", "analyses", "allow", mode="before")
+    @field_validator("domains", "protocols", "analyses", "allow", "target", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Accept text as typed on a command line: several values joined by commas, or none."""
@@ -308,10 +310,14 @@ class Scenario(Frozen):
         out: dict[str, str] = {}
         if self.objective != "classification":
             out["objective"] = self.objective
+        if encoder := self.data_options.get("encoder"):
+            out["inputs"] = f"features of {encoder}, stored once"
         if self.class_balance != "none":
             out["class balance"] = f"{self.class_balance} at each client"
         if self.labelled is not None:
             out["labels"] = f"of {self.labelled:.0%} of the training samples"
+        if self.max_weight is not None:
+            out["largest weight of a client"] = f"{self.max_weight:g}"
         if self.attack:
             hostile = f"{self.attack} by {self.attackers:g} of the sites"
             hostile += f", strength {self.attack_strength:g}" if self.attack_strength else ""

@@ -12,7 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -20,16 +20,17 @@ import torch
 from fedshift.base import seeds, tree
 from fedshift.base.errors import ConfigError
 from fedshift.base.tree import Tree
-from fedshift.core.channel import EntrySpec
 from fedshift.core.message import Broadcast, Lost, Task, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, batch_norm_buffers, by_scope
 from fedshift.core.part import Scoring
+from fedshift.core.payload import Declared, EntrySpec, ModelSpec
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import MemoryStore, StateStore
 from fedshift.data.samples import Samples
 
 OnLoss = Literal["fail", "skip", "wait"]
+NEVER = -1  # in place of a round
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,9 @@ class Server:
     participants: int = 0  # number of updates in this round
     spent: Sequence[RoundSpent] = ()  # rounds so far, where a privacy part accounts for them
     aggregated: Tree = field(default_factory=dict)  # ``shared`` before this round's server phases
+    capped: dict[str, float] = field(default_factory=dict)  # weights over max_weight in this round
+    # Rounds of the clients that keep state, see ``Broadcast.visited``; None: not known.
+    visits: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.statistics = frozenset(batch_norm_buffers(self.net) & self.shared.keys())
@@ -164,6 +168,30 @@ class Server:
         self._keys = by_scope(self.scopes)
         # Entries that a reply to each task must contain: computed once, by ``engine.replies``.
         self.expected: dict[tuple[str, Task], Mapping[str, EntrySpec]] = {}
+        self.variances = frozenset(k for k in batch_norm_buffers(self.net) if k.endswith("_var"))
+        trained = {name for name, _ in self.net.named_parameters()}
+        self.counters = frozenset(
+            k for k, v in self.initial.items() if k not in trained and not v.is_floating_point()
+        )
+        self.model = ModelSpec.of(self.net, self.scenario, self.scopes)
+
+    @cached_property
+    def uploads(self) -> Mapping[Task, Declared]:
+        """Payload that a reply to each task must contain, as the parts declare it."""
+        return self.method.uploads(self.model)
+
+    def remember_visits(self, cohort: Iterable[str], updates: Iterable[Update]) -> None:
+        """Note who was asked in this round, and who has kept state.
+
+        A client that has answered and never kept any needs no note.
+        """
+        kept = {u.client: u.kept for u in updates}
+        for client in cohort:
+            before = self.visits.get(client, (NEVER, NEVER))
+            if kept.get(client):
+                self.visits[client] = self.round, self.round
+            elif before is not None and (client not in kept or before[0] != NEVER):
+                self.visits[client] = before[0], self.round
 
     def generator(self, part: str) -> torch.Generator:
         """A torch generator of (seed, round, server, part), from its start at every call."""
@@ -208,15 +236,17 @@ class Server:
     def broadcast(self, task: Task, client: str) -> Broadcast:
         """The message that asks one client for a task: the current model, and the parts' payload.
 
-        Enrolling and donating private entries need no model. Training in round t starts from the
-        personal entries of an earlier round; other tasks, which follow it, see those of round t.
+        Enrolling, donating private entries and a part's own exchange need no model. Training in
+        round t starts from the personal entries of an earlier round; other tasks, which follow it,
+        see those of round t.
         """
-        if task in ("enrol", "donate"):
-            return Broadcast(client, task, self.round)
+        visited = self.visits.get(client, (NEVER, NEVER))
+        if task in ("enrol", "donate", "talk"):
+            return Broadcast(client, task, self.round, visited=visited)
         sent: Tree = {}
         if task == "train":
             sent = self.method.gather(lambda part: part.send(self, client))
         elif task in ("score", "assess"):
             sent = self.method.send_scoring(self, client)
         own = self.personal_of(client, before=self.round + (task != "train"))
-        return Broadcast(client, task, self.round, self.shared, own, sent)
+        return Broadcast(client, task, self.round, self.shared, own, sent, visited)

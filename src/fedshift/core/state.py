@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedshift.base import tree
+from fedshift.base.errors import RunError
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.base.tree import Tree
 
@@ -34,6 +35,10 @@ class StateStore(Protocol):
         """The newest state of a round earlier than ``before``; empty if there is none."""
         ...
 
+    def newest(self, client: str, *, before: int) -> int:
+        """The round of that state; -1 if there is none."""
+        ...
+
     def save(self, client: str, round_: int, state: dict[str, Tree]) -> None:
         """Store ``state`` for ``round_``, and keep the version before it for a repeated round."""
         ...
@@ -45,6 +50,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self._versions: dict[str, dict[int, dict[str, Tree]]] = defaultdict(dict)
 
+    def newest(self, client: str, *, before: int) -> int:
+        """See :class:`StateStore`."""
+        return max((r for r in self._versions[client] if r < before), default=-1)
+
     def load(self, client: str, *, before: int) -> State:
         """See :class:`StateStore`."""
         found = [r for r in self._versions[client] if r < before]
@@ -54,6 +63,8 @@ class MemoryStore:
     def save(self, client: str, round_: int, state: dict[str, Tree]) -> None:
         """See :class:`StateStore`."""
         versions = self._versions[client]
+        if not state and not versions:
+            return  # as on disk: most methods keep no state
         for old in sorted(r for r in versions if r < round_)[:-1]:
             del versions[old]
         versions[round_] = state
@@ -78,13 +89,24 @@ class DiskStore:
             return {}
         return {int(p.stem): p for p in folder.glob("*.safetensors")}
 
+    def newest(self, client: str, *, before: int) -> int:
+        """See :class:`StateStore`."""
+        return max((r for r in self._versions(client) if r < before), default=-1)
+
     def load(self, client: str, *, before: int) -> State:
         """See :class:`StateStore`."""
         versions = self._versions(client)
         found = [r for r in versions if r < before]
         state: State = defaultdict(dict)
         if found:
-            for key, value in read_tensors(versions[max(found)])[0].items():
+            file = versions[max(found)]
+            entries, meta = read_tensors(file)
+            if meta.get("round", max(found)) != max(found):
+                raise RunError(
+                    f"{file} holds the state of round {meta['round']}; restore the one of round "
+                    f"{max(found)}, or delete the run and repeat it"
+                )
+            for key, value in entries.items():
                 name, _, entry = key.partition("/")
                 state[name][entry] = value
         return state
@@ -95,6 +117,6 @@ class DiskStore:
         if not state and not versions:
             return  # most methods keep no state and need no file
         flat = tree.merge(tree.prefixed(name, entries) for name, entries in state.items())
-        write_tensors(self.folder / client / f"{round_}.safetensors", flat)
+        write_tensors(self.folder / client / f"{round_}.safetensors", flat, {"round": round_})
         for old in sorted(r for r in versions if r < round_)[:-1]:
             versions[old].unlink()

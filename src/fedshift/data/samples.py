@@ -13,11 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Pixels = Literal["centred", "unit", "imagenet", "cifar100"]
+Pixels = Literal["centred", "unit", "imagenet", "inception", "cifar100"]
 SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std for [0, 1]
     "centred": ((0.5,), (0.25,)),
     "unit": ((0.0,), (1.0,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "inception": ((0.5,), (0.5,)),  # from -1 to 1, as weights that come from TensorFlow expect
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 

@@ -134,6 +134,16 @@ class SitePaths(Paths):
         return self.root / "requests.jsonl"
 
     @property
+    def models(self) -> Path:
+        """Complete models of this site, one folder per run; see ``deploy.models``."""
+        return self.root / "models"
+
+    @property
+    def preparations(self) -> Path:
+        """How tables are prepared, as the sites of a run agreed; one file per run."""
+        return self.root / "preparations"
+
+    @property
     def data(self) -> Path:
         """Cache of decoded images."""
         return self.root / "data"

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from fedshift.base.errors import ConfigError, DataError, RunError
+from fedshift.base.errors import ConfigError, DataError, FedshiftError, RunError
 from fedshift.base.files import only_writer, write_json
 from fedshift.base.process import one_thread
+from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import Given
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
+from fedshift.deploy.models import final_messages, tell_missed
 from fedshift.deploy.runs import Request
 from fedshift.deploy.sites import Facts, open_target, with_target
 from fedshift.engine.compute import Compute
@@ -29,7 +31,8 @@ from fedshift.engine.preflight import check_needs
 from fedshift.experiment.listener import LogListener
 from fedshift.experiment.session import Options, Session, play, prepare
 from fedshift.report.results import RunResult
-from fedshift.transports.flower.envelope import Envelope
+from fedshift.runs.summary import selected_rounds
+from fedshift.transports.flower.envelope import Envelope, to_envelope
 from fedshift.transports.flower.site import error_from_site
 from fedshift.transports.flower.transport import FlowerTransport, MessageGrid, SiteRequest, Timeouts
 
@@ -41,6 +44,7 @@ SITES = Scenario(  # default of ``server run``; every value can be changed
     protocols=("personal",),
 )
 COMPUTE = Compute()  # the same on every machine, so that results agree bit for bit
+MAX_WEIGHT = 0.8  # of one site: beyond it, it would have more than four times all others' data
 POLL = 0.3  # seconds between two questions for replies: each is a query to the database
 
 
@@ -48,10 +52,15 @@ def deployed(scenario: Scenario, target: str | None = None) -> Scenario:
     """The scenario, less what needs data at the server other than those of a ``target``.
 
     Sites are scored on their own test samples, and nobody is scored on the target. Confusion
-    matrices would tell the server how the classes of a site are distributed.
+    matrices would tell the server how the classes of a site are distributed. No site's weight
+    follows its own word beyond ``max_weight``.
     """
     played = scenario.change(
-        protocols=("personal",), analyses=(), private_at_new_site="refuse", confusion=False
+        protocols=("personal",),
+        analyses=(),
+        private_at_new_site="refuse",
+        confusion=False,
+        max_weight=scenario.max_weight or MAX_WEIGHT,
     )
     return with_target(played, target)
 
@@ -69,6 +78,30 @@ class RegisteredSites(FlowerTransport):
         super().__init__(grid, request.config, timeouts=timeouts, policy=policy)
         self.registered = {node: site for site, node in request.nodes.items()}
         self.facts: dict[str, Facts] = {}
+        self.selected: Callable[[], Iterable[int]] = tuple  # rounds selected so far
+
+    def deliver(self, messages: Sequence[Broadcast]) -> Iterator[Update | Lost]:
+        """As any transport; each request says which rounds the sites have to keep."""
+        self.header = replace(self.header, selected=tuple(sorted(set(self.selected()))))
+        return super().deliver(messages)
+
+    def hand_over(self, messages: Mapping[str, Broadcast]) -> None:
+        """Send each site the selected model; a site that is away does without, and is named."""
+        try:
+            nodes = self.find(messages)
+        except FedshiftError as error:
+            tell_missed(dict.fromkeys(messages, error))
+            return
+        packed: dict[int, bytes] = {}
+        requests = {
+            site: SiteRequest(nodes[site], "query.model", self.header, to_envelope([one], packed))
+            for site, one in messages.items()
+            if site in nodes
+        }
+        replies = dict(self._exchange(requests))
+        failed = {s: r.failure for s, r in replies.items() if r.envelope is None}
+        away = dict.fromkeys(messages.keys() - nodes.keys(), "it is not connected")
+        tell_missed(failed | away)
 
     def _identify_nodes(self) -> None:
         """Take the registered nodes that are connected; ask new ones for their facts."""
@@ -94,7 +127,14 @@ class RegisteredSites(FlowerTransport):
 def play_request(request: Request, grid: MessageGrid) -> RunResult:
     """Carry out a run, from its last finished round to its end."""
     with one_thread(), only_writer(request.path):
-        return play(open_session(request, grid))
+        session = open_session(request, grid)
+        result = play(session)
+        if isinstance(session.transport, RegisteredSites):
+            (round_,) = set(session.transport.selected())  # deployments have one protocol
+            session.transport.hand_over(
+                final_messages(request.path, round_, session.server.roster.keys())
+            )
+        return result
 
 
 def open_session(request: Request, grid: MessageGrid) -> Session:
@@ -122,6 +162,7 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
         compute=COMPUTE,
     )
     session = prepare(config, method, request.path, options, federation)
+    transport.selected = lambda: selected_rounds(config, session.record.metrics).values()
     require_roster(session.server.roster, federation.sites)
     for site, told in sorted(transport.facts.items()):
         session.record.note_facts(session.server.round, site, told.to_json())

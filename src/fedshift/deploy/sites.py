@@ -19,6 +19,7 @@ from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import apply_split
+from fedshift.data.encoders import encoded
 from fedshift.data.federation import Federation, Site, Splits, hide_labels, whole
 from fedshift.data.samples import Domain, Pixels, Samples
 from fedshift.data.sources.images import Item, decode_all, tree_source
@@ -68,6 +69,9 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     if settings.trial:
         return _trial(settings.id, run)
     domain = open_folder(paths, settings)
+    encoder = run.scenario.data_options.get("encoder")
+    if encoder and domain.x.dim() == 4:
+        domain = encoded(domain, encoder, paths.data)
     codes = apply_split(run.scenario.split, domain, run.seed)
     data = whole(domain, codes, run.scenario.pixels)
     site = Site(settings.id, domain.name, data)
@@ -76,6 +80,30 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     if run.scenario.labelled is not None:
         site = hide_labels(site, run.scenario.labelled, run.seed)
     return Federation({site.id: site}, {}, None, domain.classes, domain.shape)
+
+
+def own_preparation(paths: SitePaths, run: RunConfig) -> dict[str, Any]:
+    """How this site's raw data become inputs, to be replayed at predictions."""
+    settings = read_site(paths.root)
+    name = settings.domain or settings.id
+    out: dict[str, Any] = {"domains": {settings.id: name}}
+    agreed = preparation_file(paths, settings, run.name)
+    if not settings.trial and _is_table(settings) and agreed is not None:
+        out["table"] = read_record(agreed)
+    return out
+
+
+def preparation_file(paths: SitePaths, settings: SiteSettings, run: str) -> Path | None:
+    """The preparation of this site's table: the one it names, or what the run's sites agreed on."""
+    if settings.preparation is not None:
+        return Path(settings.preparation)
+    agreed = paths.preparations / f"{run}.json"
+    return agreed if agreed.exists() else None
+
+
+def _is_table(settings: SiteSettings) -> bool:
+    folder = Path(settings.folder or "")
+    return folder.suffix.lower() in TABLES and folder.is_file()
 
 
 def _trial(client: str, run: RunConfig) -> Federation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from fedshift.data.dealing.holdings import Holdings, count_holdings
 from fedshift.data.dealing.partitions import deal
 from fedshift.data.dealing.splits import VAL, Given, apply_split, describe_rule
 from fedshift.data.federation import Federation, hide_labels, site, whole
+from fedshift.data.library.datasets import preparation_of
 from fedshift.data.library.loaded import load
 from fedshift.data.samples import Domain
 from fedshift.data.store import fingerprint
@@ -103,6 +105,15 @@ def data_fingerprint(scenario: Scenario) -> str:
     if scenario.public is not None and "public_set" in scenario.allow:
         used |= {f"public/{name}": domain for name, domain in load(scenario.public).items()}
     return fingerprint(used)
+
+
+def input_preparation(scenario: Scenario, federation: Federation) -> dict[str, Any]:
+    """How raw data become a net's inputs, for whoever predicts with the run's model.
+
+    ``domains`` says whose data each client holds; the rest is ``library.prepare``'s.
+    """
+    found = preparation_of(scenario.data, scenario.data_options)
+    return found | {"domains": {name: held.domain for name, held in federation.sites.items()}}
 
 
 def stored(scenario: Scenario) -> dict[str, Domain]:

@@ -99,6 +99,7 @@ def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
     So no site without training samples, none with a single one under BatchNorm, no missing test or
     validation samples where they are used, and no label outside the classes.
     """
+    _check_augmentation(federation, scenario)
     normalised = any(isinstance(m, _BatchNorm) for m in net.modules())
     if normalised and scenario.batch_size == 1:
         raise ConfigError(
@@ -124,6 +125,15 @@ def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
             )
         if problem := scenario.task.wrong_targets(site.data.train.labels, len(federation.classes)):
             raise DataError(f"client {site.id} has {problem}")
+
+
+def _check_augmentation(federation: Federation, scenario: Scenario) -> None:
+    """Refuse to augment vectors: only images are changed, so the option would do nothing."""
+    if scenario.augment != "none" and len(federation.shape) != 3:
+        raise ConfigError(
+            f"augment is {scenario.augment!r}, which changes images, and the inputs are vectors of "
+            f"shape {tuple(federation.shape)}; set augment=none, or train on images"
+        )
 
 
 SENDING = ("enrol",)  # hooks whose payload does not pass through ``encode``

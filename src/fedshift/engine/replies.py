@@ -2,27 +2,20 @@
 
 ``engine.round`` sends all messages through :func:`answers`; ``experiment.session`` checks replies
 to piggybacked messages with :func:`attached`. No part may ever see a reply that was not checked
-here, because it may come from another machine, which can fail, hang, leave or send anything.
+(``engine.reply_checks``), because it may come from another machine, which can fail, hang, leave or
+send anything.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
-
-from fedshift.base import tree
 from fedshift.base.errors import RunError
-from fedshift.base.tree import Tree
-from fedshift.core.channel import EntrySpec
-from fedshift.core.message import Broadcast, Lost, Task, Update
-from fedshift.core.net import Scope
-from fedshift.core.objective import scores_of
+from fedshift.core.message import UNASKED, Broadcast, Lost, Update
 from fedshift.core.server import Observer, Policy, Server, Transport
+from fedshift.engine.reply_checks import why_rejected
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 10.0  # seconds between two attempts, doubled each time
 
@@ -145,13 +138,11 @@ def checked(
     """The reply itself if it is valid, else a loss that says why it was rejected."""
     if isinstance(reply, Lost):
         return reply
-    reason = "nobody asked for it"
-    if asked:
-        reason = why_rejected(server, asked, reply, examined=examined)
-    if not reason:
-        return reply
-    task, round_ = (asked.task, asked.round) if asked else (reply.task, reply.round)
-    return Lost(reply.client, task, round_, f"update refused: {reason}")
+    if asked is None:
+        return Lost(reply.client, reply.task, reply.round, UNASKED)
+    if reason := why_rejected(server, asked, reply, examined=examined):
+        return Lost(reply.client, asked.task, asked.round, f"update refused: {reason}")
+    return reply
 
 
 def attached(
@@ -195,140 +186,3 @@ class Retry:
             )
         time.sleep(self.seconds)
         self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
-
-
-SLACK = 16 * 2**20  # bytes that an update may have beyond four times the model's
-
-
-def why_rejected(
-    server: Server, asked: Broadcast, update: Update, *, examined: bool = False
-) -> str:
-    """The first reason to reject ``update``, or an empty string if it is valid.
-
-    The order goes from cheap to expensive, and each check may rely on those before it. First task,
-    round and scalars; then the size, before any tensor is read; then names, shapes and dtypes; only
-    then the values, in one pass over the tensors. Parts come last, so that ``reject_reason`` sees a
-    well-formed, finite update.
-
-    With ``examined``, our own worker has already checked that the model's entries are finite
-    (``Worker._require_finite``), and only the payload's values are looked at.
-    """
-    changed = update.task == "train" and bool(server.method.channels)  # after it was examined
-    sections = ("payload",) if examined and not changed else update.SECTIONS
-    return (
-        _wrong_task(asked, update)
-        or _wrong_scalars(server, update)
-        or _too_large(server, update)
-        or _wrong_entries("shared", update.shared, expected(server, "shared", update.task))
-        or _wrong_entries("personal", update.personal, expected(server, "personal", update.task))
-        or _wrong_payload(server, update)
-        or _not_finite({k: v for s in sections for k, v in getattr(update, s).items()})
-        or next(filter(None, (c.reject_reason(server, update) for c in server.method.channels)), "")
-    )
-
-
-def expected(server: Server, section: str, task: Task) -> Mapping[str, EntrySpec]:
-    """What a section of a reply to ``task`` must contain; the same in every round, so kept."""
-    key = section, task
-    if key not in server.expected:
-        server.expected[key] = (uploaded if section == "shared" else own)(server, task)
-    return server.expected[key]
-
-
-def uploaded(server: Server, task: str) -> Mapping[str, EntrySpec]:
-    """The shared entries that a reply to ``task`` must contain, no more and no fewer.
-
-    A reply to training has passed the channels of the method, which say what it looks like then.
-    """
-    statistics = server.statistics
-    if task == "statistics":
-        return _specs(server, statistics)
-    if task != "train":
-        return {}
-    skipped = statistics if server.scenario.bn == "recompute" else set()
-    entries: Mapping[str, EntrySpec] = _specs(server, server.shared.keys() - skipped)
-    for channel in server.method.channels:
-        entries = channel.wire(server, entries)
-    return entries
-
-
-def own(server: Server, task: str) -> Mapping[str, EntrySpec]:
-    """The personal or private entries that a reply to ``task`` must contain."""
-    scope = {"train": Scope.PERSONAL, "donate": Scope.PRIVATE}.get(task)
-    return {} if scope is None else _specs(server, server.keys(scope))
-
-
-def _specs(server: Server, keys: Set[str]) -> dict[str, EntrySpec]:
-    return {key: EntrySpec.of(server.initial[key]) for key in keys}
-
-
-def _wrong_task(asked: Broadcast, update: Update) -> str:
-    if (update.task, update.round) == (asked.task, asked.round):
-        return ""
-    return (
-        f"it answers {update.task!r} of round {update.round}, not {asked.task!r} of round "
-        f"{asked.round}"
-    )
-
-
-def _wrong_scalars(server: Server, update: Update) -> str:
-    for name, low in (("examples", 1), ("steps", 0)):
-        value = getattr(update, name)
-        if type(value) is not int or value < low:
-            return f"{name} is {value!r}, not a whole number from {low} on"
-    enrolled = server.roster.get(update.client)
-    if enrolled and enrolled.examples != update.examples and update.task != "enrol":
-        return f"examples is {update.examples}, but it enrolled with {enrolled.examples}"
-    for name, number in update.metrics.items():
-        if type(number) not in (int, float) or not math.isfinite(number):
-            return f"metric {name} is {number!r}, not a finite number"
-    for split in ("val", "test") if update.task in ("score", "assess") else ():
-        if problem := server.scenario.task.wrong_score(scores_of(update.metrics, split)):
-            return f"{split}: {problem}"
-    return ""
-
-
-def _too_large(server: Server, update: Update) -> str:
-    limit = server.policy.max_bytes or 4 * server.nbytes + SLACK
-    size = sum(tree.nbytes(getattr(update, section)) for section in update.SECTIONS)
-    return f"it has {size} bytes, and max_bytes is {limit}" if size > limit else ""
-
-
-def _wrong_entries(
-    section: str, found: Mapping[str, Tensor], wanted: Mapping[str, EntrySpec]
-) -> str:
-    if found.keys() != wanted.keys():
-        missing = sorted(wanted.keys() - found.keys())
-        odd = sorted(found.keys() - wanted.keys())
-        many = f"{len(missing)} missing and {len(odd)} unexpected {section} entries"
-        return f"{many}, such as {(missing + odd)[0]}"
-    for key, value in found.items():
-        shape, dtype = wanted[key]
-        if value.shape != shape:
-            return f"{key} has shape {tuple(value.shape)}, not {shape}"
-        if value.dtype is not dtype:
-            return f"{key} is {value.dtype}, not {dtype}"
-    return ""
-
-
-def _wrong_payload(server: Server, update: Update) -> str:
-    if update.payload and update.task not in ("enrol", "train", "talk"):
-        return f"{update.task!r} has no payload, but {next(iter(update.payload))} is there"
-    known = {part.name for part in server.method.parts}
-    for key in update.payload:
-        owner, _, name = key.partition("/")
-        if owner not in known or not name:
-            return f"payload {key!r} belongs to no part of the method"
-    return ""
-
-
-def _not_finite(entries: Tree) -> str:
-    floats = {key: value for key, value in entries.items() if value.is_floating_point()}
-    if not floats:
-        return ""
-    # One fused pass over all tensors. The norm may overflow although every value is finite, so a
-    # norm that is not finite is no proof: then each tensor is looked at by itself.
-    if bool(torch.nn.utils.get_total_norm(floats.values()).isfinite()):
-        return ""
-    bad = next((k for k, v in floats.items() if not bool(v.isfinite().all())), "")
-    return f"{bad} has a value that is not finite" if bad else ""

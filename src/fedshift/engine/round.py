@@ -8,16 +8,17 @@ and no result may depend on the order in which replies arrive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
 from fedshift.base import seeds, tree
 from fedshift.base.errors import RunError
 from fedshift.base.tree import Tree
-from fedshift.core.aggregate import WEIGHTINGS, weighted_mean
+from fedshift.core.aggregate import WEIGHTINGS, bounded, weighted_mean
 from fedshift.core.analysis import analysis
 from fedshift.core.channel import Channel
-from fedshift.core.message import Broadcast, Task, Update
+from fedshift.core.message import Task, Update
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope
 from fedshift.core.part import Part
@@ -88,7 +89,7 @@ def exchange_payloads(
     did not reply are missing from the result.
     """
     messages = [
-        Broadcast(client, "talk", server.round, payload=tree.prefixed(part.name, payload))
+        replace(server.broadcast("talk", client), payload=tree.prefixed(part.name, payload))
         for client, payload in sorted(payloads.items())
     ]
     replies = answers(server, transport, messages, observer)
@@ -105,9 +106,11 @@ def enrol(server: Server, transport: Transport, clients: Iterable[str], observer
     enrolments = collect(server, transport, "enrol", clients, observer)
     admitting = [p.name for p in server.method.parts if type(p).admit is not Part.admit]
     if admitting and len(enrolments) < len(clients):
+        missing = ", ".join(sorted(set(clients) - {u.client for u in enrolments}))
         raise RunError(
             f"{len(enrolments)} of {len(clients)} sites enrolled, and {admitting[0]} needs the "
-            "summaries of all of them before round 1; wait for them with on_loss=wait",
+            f"summaries of all of them before round 1, that of {missing} too; wait for them with "
+            "on_loss=wait",
             "on_loss=wait",
         )
     for part in server.method.parts:
@@ -116,14 +119,16 @@ def enrol(server: Server, transport: Transport, clients: Iterable[str], observer
 
 
 def add_to_roster(server: Server, enrolments: Iterable[Update]) -> None:
-    """Add clients to the roster, without their tensors.
+    """Add clients to the roster, without their tensors, and note those that have kept state.
 
     The roster is replaced and never edited, so the record can tell by identity that it changed.
     """
-    server.roster = server.roster | {
-        u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts)
+    added = {
+        u.client: Update(u.client, u.task, u.round, examples=u.examples, facts=u.facts, kept=u.kept)
         for u in enrolments
     }
+    server.roster = server.roster | added
+    server.visits |= {u.client: (u.round, u.round) for u in added.values() if u.kept}
 
 
 def enrol_latecomers(server: Server, transport: Transport, observer: Observer) -> None:
@@ -167,6 +172,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
     drawn_from = server.cohort_secret or server.seed
     cohort = scenario.cohort(drawn_from, server.round, list(server.roster))
     cohort = negotiate(server, transport, cohort, observer)
+    server.capped = {}
     # A generator: nothing is sent until it is iterated, below, under the server's own seed.
     replies = exchange(server, transport, "train", cohort, observer)
     server.participants = len(cohort)
@@ -187,6 +193,7 @@ def play_round(server: Server, transport: Transport, observer: Observer) -> list
             server.shared = method.aggregate(server, seen)
             for client, entries in method.personal(server, seen).items():
                 server.personal.save(client, server.round, {"net": entries})
+        server.remember_visits(cohort, updates)
         if scenario.bn == "recompute":
             recompute_statistics(server, transport, [u.client for u in updates], observer)
         server.aggregated = server.shared
@@ -271,4 +278,5 @@ def recompute_statistics(
         return
     updates = collect(server, transport, "statistics", cohort, observer)
     weights = WEIGHTINGS[server.scenario.weights](server, updates)
+    weights = bounded(weights, server.scenario.max_weight or 1.0)
     server.shared = server.shared | weighted_mean([u.shared for u in updates], weights)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from fedshift.base import seeds, tree
-from fedshift.base.errors import DivergedError, NotAllowedError
+from fedshift.base.errors import ConfigError, DivergedError, NotAllowedError, RunError
 from fedshift.base.tree import Tree
 from fedshift.core.client import Client
-from fedshift.core.message import Broadcast, Update
+from fedshift.core.message import Broadcast, Task, Update
 from fedshift.core.method import Method
 from fedshift.core.net import (
     Net,
@@ -30,6 +30,7 @@ from fedshift.core.net import (
 )
 from fedshift.core.objective import score
 from fedshift.core.part import Scoring
+from fedshift.core.payload import ModelSpec
 from fedshift.core.scenario import Scenario
 from fedshift.core.state import State, StateStore
 from fedshift.data.federation import Site
@@ -64,6 +65,7 @@ class Worker:
         self.scopes = self.method.scopes(self.net, bn_local=self.scenario.bn == "local")
         self.previous = any("previous" in d.references for d in self.method.declared)
         self._keys = by_scope(self.scopes)
+        self.uploads = self.method.uploads(ModelSpec.of(self.net, self.scenario, self.scopes))
         self.inputs = InputGuard(self.net.shape, self.device)
         self.hostile = hostile_sites(self.scenario, self.seed, self.sites)
         self.training = LocalTraining(
@@ -87,10 +89,13 @@ class Worker:
         The next visit overwrites them, so whoever keeps a reply must copy it first
         (``Update.own``); a transport declares this in its ``reply_lifetime``.
 
-        Training in round t reads the newest state older than t, so a resumed run never sees what an
-        interrupted round t has left. All other tasks also see the state of round t.
+        Training in round t, and what parts talk about beside it, reads the newest state older than
+        t, so a resumed run never sees what an interrupted round t has left. All other tasks also
+        see the state of round t. It must be the state that the server knows of.
         """
-        kept = self.store.load(message.client, before=message.round + (message.task != "train"))
+        before = message.round + (message.task not in ("train", "talk"))
+        self._require_state(message, before)
+        kept = self.store.load(message.client, before=before)
         state = defaultdict(dict, {k: tree.to(v, self.device) for k, v in kept.items()})
         client = self._open(message, state)
         tasks = {
@@ -105,6 +110,31 @@ class Worker:
         with seeds.fork(self.seed, message.round, message.client, message.task):
             reply = tasks[message.task](client, message)
         return reply if self.device.type == "cpu" else reply.to_cpu()
+
+    def _require_state(self, message: Broadcast, before: int) -> None:
+        """Raise if the client's state is missing, or of another round than the server knows.
+
+        It may be newer than the last round that the server has a reply of, up to the last one in
+        which the client was asked: it trained, and its reply was lost.
+        """
+        if message.visited is None or message.task == "enrol":
+            return
+        (least, most), found = message.visited, self.store.newest(message.client, before=before)
+        if least <= found <= max(least, most):
+            return
+        held = f"has a state of round {found}" if found >= 0 else "has no state"
+        wanted = f"one of round {least}" if least >= 0 else "none"
+        raise RunError(
+            f"client {message.client} {held}, and the server expects {wanted} before round "
+            f"{before}: it was deleted or replaced; restore it, or delete the run and repeat it"
+        )
+
+    def _require_declared(self, client: Client, task: Task, payload: Tree) -> None:
+        """Raise if payload is about to leave that is not as its part declares."""
+        if problem := self.uploads[task].problem(payload):
+            raise ConfigError(
+                f"{self._where(client)}: {problem}; name what leaves a site in the part's uploads"
+            )
 
     def _open(self, message: Broadcast, state: State) -> Client:
         """Copy this visit's model into the net, in place, and make the ``Client`` for the hooks.
@@ -138,6 +168,7 @@ class Worker:
         known = "domain_ids" in self.scenario.allow
         summaries = tree.clone(self.method.gather(lambda part: part.enrol(client)))
         self._refuse_inputs(summaries, client, "its summary")
+        self._require_declared(client, "enrol", summaries)
         if kept := self._kept(client):
             self.store.save(client.id, message.round, kept)
         return Update(
@@ -147,6 +178,7 @@ class Worker:
             payload=summaries,
             examples=client.examples,
             facts={"domain": client.site.domain} if known else {},
+            kept=bool(kept),
         )
 
     def _train(self, client: Client, message: Broadcast) -> Update:
@@ -179,8 +211,10 @@ class Worker:
         if self.hostile:
             update = self.hostile.forge(client, update)
         encoded = self.method.encode(client, update)
+        self._require_declared(client, "train", encoded.payload)
         self._remember(client, final)
-        return encoded
+        newest = self.store.newest(client.id, before=client.round + 1)
+        return replace(encoded, kept=newest == client.round)
 
     def _uploaded(self) -> frozenset[str]:
         """Shared entries, except BatchNorm statistics that are recomputed after aggregation."""
@@ -290,6 +324,7 @@ class Worker:
     def _talk(self, client: Client, message: Broadcast) -> Update:
         """Reply to the parts that sent a payload outside training."""
         payload = self.method.reply(client)
+        self._require_declared(client, "talk", payload)
         return Update(
             message.client, message.task, message.round, payload=payload, examples=client.examples
         )

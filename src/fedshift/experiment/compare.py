@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedshift.base.errors import ConfigError, DivergedError, RunError
+from fedshift.base.errors import ConfigError, DivergedError, RunError, UnknownNameError
 from fedshift.base.process import cores, tune_process
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
@@ -30,12 +30,13 @@ from fedshift.core.scenario import Scenario
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
-from fedshift.experiment.estimate import Estimate, estimate
+from fedshift.experiment.estimate import estimate, worth_a_warm_up
+from fedshift.experiment.expectation import Estimate
 from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.progress import Watch, watching
+from fedshift.experiment.references import PREFIX, with_local
 from fedshift.experiment.references import references as reference_rows
-from fedshift.experiment.references import with_local
 from fedshift.experiment.run import execute
 from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options
@@ -53,6 +54,11 @@ class Job:
     method: Method
     path: Path | None
 
+    @property
+    def done(self) -> bool:
+        """Whether it is finished on disk."""
+        return self.path is not None and (self.path / "summary.json").exists()
+
 
 def compare(  # noqa: PLR0913  every choice by keyword
     methods: str | Method | Sequence[str | Method],
@@ -63,6 +69,7 @@ def compare(  # noqa: PLR0913  every choice by keyword
     workers: int | None = None,
     watch: Watch | None = None,
     references: bool = False,
+    against: str | None = None,
     quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
@@ -81,6 +88,7 @@ def compare(  # noqa: PLR0913  every choice by keyword
         references: add what is reached without federated learning: the most frequent class, the
             method ``local``, one model on pooled data, and for tables logistic regression and
             gradient boosting on pooled data.
+        against: a method, as tables call it; they then have every other one's difference to it.
         quiet: show no progress.
         **changes: other values of the scenarios, ``rounds=10``.
     """
@@ -89,6 +97,7 @@ def compare(  # noqa: PLR0913  every choice by keyword
     chosen = [find_scenario(scenario, **changes) for scenario in listed(scenarios)]
     wanted = with_local(listed(methods)) if references else listed(methods)
     jobs = plan(wanted, chosen, seeds, out)
+    require_reference(against, jobs, references=references)
     count = workers or cores()
     play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
@@ -105,7 +114,16 @@ def compare(  # noqa: PLR0913  every choice by keyword
         [r for r in ordered if isinstance(r, Failure)],
         Path(out) if out is not None else None,
         of_older_data(Path(out), [job.config for job in jobs]) if out is not None else [],
+        against,
     )
+
+
+def require_reference(against: str | None, jobs: Sequence[Job], *, references: bool) -> None:
+    """Raise, before anything is trained, if no run of the comparison is called ``against``."""
+    known = dict.fromkeys(job.config.label for job in jobs)
+    row = references and str(against).startswith(PREFIX)
+    if against is not None and against not in known and not row:
+        raise UnknownNameError.of("method of this comparison", against, known)
 
 
 def estimates(
@@ -114,16 +132,23 @@ def estimates(
     *,
     seeds: Sequence[int] = (0,),
     out: Path | str | None = None,
+    cheaply: bool = False,
 ) -> list[tuple[Estimate, int]]:
-    """What a comparison will take: per method and scenario an estimate, and its runs left to do."""
+    """What a comparison will take: per method and scenario an estimate, and its runs left to do.
+
+    ``cheaply`` returns nothing if a warm-up would cost more than a little of the runs.
+    """
     chosen = [find_scenario(scenario) for scenario in listed(scenarios)]
     jobs = plan(listed(methods), chosen, seeds, out)
     todo: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         same = todo.setdefault((job.config.label, job.config.scenario.model_dump_json()), [])
-        if job.path is None or not (job.path / "summary.json").exists():
+        if not job.done:
             same.append(job)
-    return [(estimate(own[0].config, own[0].method), len(own)) for own in todo.values() if own]
+    left = [own for own in todo.values() if own]
+    if cheaply and not all(worth_a_warm_up(own[0].config, len(own)) for own in left):
+        return []
+    return [(estimate(own[0].config, own[0].method), len(own)) for own in left]
 
 
 def listed(given: str | T | Sequence[str | T]) -> Sequence[str | T]:
@@ -165,8 +190,14 @@ def _one_by_one(
     jobs: Sequence[Job], watch: Watch, workers: int
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
     """Execute the runs one after another from this process, each with all the workers."""
+    listeners = _listeners(jobs, watch)
     for job in jobs:
-        yield job, _attempt(job, watch(job.config), workers)
+        yield job, _attempt(job, listeners[job.config.name], workers)
+
+
+def _listeners(jobs: Sequence[Job], watch: Watch) -> dict[str, Listener]:
+    """A listener for each run; those that are finished already have nothing to tell."""
+    return {j.config.name: Listener() if j.done else watch(j.config) for j in jobs}
 
 
 def _side_by_side(
@@ -185,7 +216,7 @@ def _side_by_side(
     needed = needs_script(jobs)
     context = multiprocessing.get_context("spawn")
     queue: Queue[Any] = context.Queue()
-    listeners = {job.config.name: watch(job.config) for job in jobs}
+    listeners = _listeners(jobs, watch)
     with (
         _relay(queue, listeners),
         ProcessPoolExecutor(min(workers, len(jobs)), context, _set_up, (queue,)) as pool,
@@ -267,6 +298,10 @@ class QueueListener(Listener):
     def round_done(self, row: Row) -> None:
         """Forward the row of a committed round."""
         self._forward("round_done", row)
+
+    def expected(self, estimate: Estimate) -> None:
+        """Forward what the run takes in all."""
+        self._forward("expected", estimate)
 
     def finished(self, result: RunResult) -> None:
         """Forward the result."""

@@ -1,6 +1,7 @@
 """What a run will take, before it is started: time, bytes, memory and disk, from a timed warm-up.
 
-The commands ``run`` and ``compare`` call it where only that is wanted. A warm-up plays one round of
+The commands ``run`` and ``compare`` call it where only that is wanted, and before runs that are so
+long that a warm-up costs little of them. A warm-up plays one round of
 the run in memory and scores it; nothing is written, and the run itself starts from scratch. Where a
 round has many local steps, two short rounds are timed instead and a line is drawn through them.
 What it says is a guess from one round on this machine as busy as it is now, never a promise.
@@ -9,65 +10,40 @@ What it says is a guess from one round on this machine as busy as it is now, nev
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedshift.base import tree
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.engine.federation import federate
+from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.session import Session, prepare
 
 SHORT = (4, 12)  # local steps of the two short rounds
 MANY = 300  # local steps of all clients together, above which short rounds are timed
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run will take."""
-
-    name: str
-    method: str
-    scenario: str
-    rounds: int
-    clients: int  # that train in a round
-    seconds: float  # with one process
-    up: float  # bytes, all clients and rounds together
-    down: float
-    memory: float  # bytes of one process
-    disk: float  # bytes of the run directory
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return asdict(self)
+SHARE = 0.02  # of a run that a warm-up may cost
 
 
 def estimate(config: RunConfig, method: Method) -> Estimate:
     """Time a warm-up of a run and extrapolate; nothing is written."""
-    scenario = config.scenario
     with one_thread():
         session, training, scoring = _timed(config, method)
-    rounds, scored = scenario.rounds, math.ceil(scenario.rounds / scenario.evaluate_every)
-    record = session.record
-    train, total, once = record.traffic("train"), record.traffic(), record.traffic("enrol")
-    ways = {
-        way: once[way] + rounds * train[way] + scored * (total[way] - train[way] - once[way])
-        for way in ("up", "down")
-    }
-    return Estimate(
-        config.name,
-        config.label,
-        config.scenario_label,
-        rounds,
-        scenario.cohort_size(len(session.federation.sites)),
-        rounds * training + scored * scoring,
-        ways["up"],
-        ways["down"],
-        peak_memory(),
-        _disk(session, rounds),
+    return expect(
+        config,
+        session.server,
+        session.record,
+        session.federation,
+        training=training,
+        scoring=scoring,
     )
+
+
+def worth_a_warm_up(config: RunConfig, runs: int = 1) -> bool:
+    """Whether a warm-up costs little of the runs of a configuration; else the first round tells.
+
+    It costs about a round.
+    """
+    return runs * config.scenario.rounds >= 1 / SHARE
 
 
 def _timed(config: RunConfig, method: Method) -> tuple[Session, float, float]:
@@ -108,28 +84,3 @@ def _warm_up(
         return session, session.advance()
     finally:
         session.transport.close()
-
-
-def peak_memory() -> float:
-    """The most memory that this process has used, in bytes; 0 where that is not known."""
-    if sys.platform == "win32":
-        return 0.0
-    import resource  # noqa: PLC0415  not on Windows
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-
-def _disk(session: Session, rounds: int) -> float:
-    """Checkpoint, best and last weights; three versions of every client's state; the ledger."""
-    server = session.server
-    clients = list(server.roster)
-    states = sum(
-        tree.nbytes(entries)
-        for client in clients
-        for store in (session.record.store, server.personal)
-        for entries in store.load(client, before=2).values()
-    )
-    parts = sum(tree.nbytes(entries) for entries in server.state.values())
-    lines = 250 * len(session.record.ledger) * rounds
-    return 3 * tree.nbytes(server.shared) + parts + 3 * states + lines

@@ -12,7 +12,9 @@ from fedshift.base.logs import log
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.engine.replies import describe_loss
+from fedshift.experiment.expectation import Estimate
 from fedshift.report.results import RunResult
+from fedshift.report.tables import size
 from fedshift.runs.record import Row
 
 
@@ -30,6 +32,9 @@ class Listener:
 
     def round_done(self, row: Row) -> None:
         """A round has been committed; ``row`` is its line of the metrics."""
+
+    def expected(self, estimate: Estimate) -> None:
+        """After the first scored round: what the run takes in all."""
 
     def finished(self, result: RunResult) -> None:
         """All rounds are done and the summary has been written."""
@@ -62,6 +67,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def describe_estimate(found: Estimate, processes: int = 1) -> str:
+    """One line of text: time, bytes, memory and disk of a run in all."""
+    together = max(1, min(processes, found.clients))
+    parts = [
+        f"about {duration(found.seconds / together)} for {found.rounds} rounds",
+        f"{size(found.up)} up, {size(found.down)} down",
+        f"{size(found.memory)} of memory",
+        f"{size(found.disk)} on disk",
+    ]
+    return "; ".join(parts)
+
+
 class LogListener(Listener):
     """One line per round in the log ``fedshift``, at level INFO; losses are warnings."""
 
@@ -88,13 +105,18 @@ class LogListener(Listener):
         times = f"{spent:.0f} s" + (f", {left}" if left else "")
         log.info("%s  %s  %s", head, describe_round(row), times)
 
+    def expected(self, estimate: Estimate) -> None:
+        """Log what the run takes in all."""
+        log.info("%s: %s", self.label, describe_estimate(estimate))
+
     def finished(self, result: RunResult) -> None:
         """Log the result."""
         log.info("finished: %r", result)
 
 
 def describe_round(row: Row) -> str:
-    """One line of text: losses by name, then test accuracies by protocol."""
+    """One line of text: losses by name, test accuracies by protocol, whose weight was bounded."""
     losses = [f"{name} {value:.3f}" for name, value in row["losses"].items()]
     scores = [f"{name} {v['test']['avg']:.1f}" for name, v in row.get("scores", {}).items()]
-    return "  ".join(losses + scores)
+    bounded = [f"weight of {client} bounded" for client in row.get("capped", {})]
+    return "  ".join(losses + scores + bounded)

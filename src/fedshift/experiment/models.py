@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from fedshift.core.client import Client
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, by_scope, load
+from fedshift.core.objective import MultiLabel, Regression
 from fedshift.core.part import Scoring
 from fedshift.core.scenario import Protocol
 from fedshift.core.state import State
@@ -32,10 +34,13 @@ from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.engine.build import build_net
 from fedshift.evaluate.protocols import leave_out_necks
+from fedshift.experiment.raw import Predictions, RawInputs
 from fedshift.report.results import RunResult
 from fedshift.runs import best
 from fedshift.runs.record import read_config, read_lines, read_summary
 from fedshift.runs.summary import selected_rounds
+
+BATCH = 512  # inputs at a time, as in scoring
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,49 @@ class Model:
     sites: tuple[str, ...]  # all sites of the run
     client: Client | None = None
     inbox: Tree = field(default_factory=dict)  # what the parts' ``send_scoring`` returned
+    inputs: RawInputs | None = None  # how raw data become inputs
+
+    @property
+    def scoring(self) -> Scoring:
+        """What parts predict and adapt with, as it was when the model was scored."""
+        names = ("scoring",) if self.site is None else (self.site, "scoring")
+        draw = partial(seeds.generator, self.config.seed, self.round, *names)
+        return Scoring(self.client, self.inbox, draw)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (B, K) for inputs as ``Samples.take`` gives them, (B, *shape) floats."""
-        names = ("scoring",) if self.site is None else (self.site, "scoring")
-        draw = partial(seeds.generator, self.config.seed, self.round, *names)
         with torch.no_grad():
-            return self.method.predict(self.net, Scoring(self.client, self.inbox, draw), x)
+            return self.method.predict(self.net, self.scoring, x)
 
-    def predict(self, x: Tensor) -> list[str]:
-        """The name of the likeliest class for each input."""
-        return [self.classes[int(i)] for i in self.logits(x).argmax(1)]
+    def predict(self, raw: Any, site: str | None = None, *, reference: Any = None) -> Predictions:
+        """A prediction for each row or image, by name, with probabilities.
+
+        Args:
+            raw: of tables a csv, parquet or xlsx file, a DataFrame or rows as mappings; of images
+                a folder, a file or a list of files; or inputs as ``Samples.take`` gives them. They
+                are prepared as the training data were; labels are not needed and not looked at.
+            site: whose data they are; by default the model's site. It matters where each site was
+                prepared with statistics of its own, and for images of more than 8 bits.
+            reference: rows of a site that the run does not know, to fit its statistics on.
+
+        Returns:
+            A list of class names, of tuples of labels (multi-label) or of numbers in the target's
+            unit (regression), with ``probabilities`` (N, K) and ``classes``.
+        """
+        assert self.inputs is not None
+        x = self.inputs.read(raw, site or self.site, reference)
+        out = torch.cat([self.logits(part) for part in x.split(BATCH)])  # (N, K)
+        task = self.config.scenario.task
+        if isinstance(task, Regression):
+            found = out.double().squeeze(1) * task.scale + task.shift
+            return Predictions(found.tolist(), self.classes, None)
+        if isinstance(task, MultiLabel):
+            share = out.double().sigmoid()
+            names = [tuple(n for n, p in zip(self.classes, row, strict=True) if p > 0.5)
+                     for row in share.tolist()]  # fmt: skip
+            return Predictions(names, self.classes, share)
+        likeliest = [self.classes[i] for i in out.argmax(1).tolist()]
+        return Predictions(likeliest, self.classes, out.double().softmax(1))
 
 
 def load_model(
@@ -110,6 +147,7 @@ class Kept:
     round: int
     classes: tuple[str, ...]
     sites: tuple[str, ...]
+    inputs: RawInputs
 
     @classmethod
     def open(
@@ -118,18 +156,20 @@ class Kept:
         """Find the selected round of a run and build its net, with initial entries."""
         config = read_config(path)
         whole = method or config.build()
-        round_ = _selected(path, config, protocol or ("global" if site is None else "personal"))
+        about = read_json(path / best.FOLDER / "model.json")
+        wanted = protocol or ("global" if site is None else "personal")
+        round_ = about["round"] if "round" in about else _selected(path, config, wanted)
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():
             raise RunError(
                 f"{path} holds no model of round {round_}, which is the selected one; runs of "
                 "earlier versions and unfinished ones that select the last round have none"
             )
-        about = read_json(path / best.FOLDER / "model.json")
         classes, shape = tuple(about["classes"]), tuple(about["shape"])
         net = build_net(config, whole, Federation({}, {}, None, classes, shape))
-        sites = tuple(sorted(read_json(path / "checkpoints" / "roster.json")))
-        return cls(config, whole, net.eval(), folder, round_, classes, sites)
+        sites = sites_of(path)
+        inputs = RawInputs.open(path, shape, config.scenario.pixels)
+        return cls(config, whole, net.eval(), folder, round_, classes, sites, inputs)
 
     @property
     def keys(self) -> dict[Scope, frozenset[str]]:
@@ -220,7 +260,19 @@ class Kept:
             self.sites,
             client,
             inbox,
+            self.inputs,
         )
+
+
+def sites_of(path: Path) -> tuple[str, ...]:
+    """The sites of a run, each of which may have a model of its own.
+
+    The directory of a deployed site (``deploy.models``) names that site alone.
+    """
+    about = read_json(path / best.FOLDER / "model.json")
+    if "sites" in about:
+        return tuple(about["sites"])
+    return tuple(sorted(read_json(path / "checkpoints" / "roster.json")))
 
 
 def _selected(path: Path, config: RunConfig, protocol: str) -> int:

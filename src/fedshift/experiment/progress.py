@@ -29,7 +29,15 @@ from rich.progress import (
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.engine.replies import describe_loss
-from fedshift.experiment.listener import Clock, Listener, LogListener, describe_round
+from fedshift.experiment.expectation import Estimate
+from fedshift.experiment.listener import (
+    Clock,
+    Listener,
+    LogListener,
+    describe_estimate,
+    describe_round,
+    duration,
+)
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Row
 
@@ -74,7 +82,11 @@ class ProgressBoard:
             disable=quiet or not self.console.is_terminal,
         )
 
+        self.runs: list[BoardLine] = []
+        self.began = time.monotonic()
+
     def __enter__(self) -> Self:
+        self.began = time.monotonic()
         self.progress.start()
         return self
 
@@ -88,7 +100,23 @@ class ProgressBoard:
 
     def watch(self, config: RunConfig) -> Listener:
         """A listener that draws the bar of one run."""
-        return BoardLine(self, config)
+        line = BoardLine(self, config)
+        self.runs.append(line)
+        return line
+
+    def tell(self, text: str) -> None:
+        """Print a line of its own, with or without a terminal."""
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def tell_all_left(self) -> None:
+        """Of several runs: how many are done, and the time left by the rounds played so far."""
+        done = sum(run.played for run in self.runs)
+        left = sum(run.left for run in self.runs)
+        if len(self.runs) > 1 and left and done:
+            each = (time.monotonic() - self.began) / done
+            ended = sum(run.left == 0 for run in self.runs)
+            about = duration(each * left)
+            self.tell(f"{ended} of {len(self.runs)} runs are done, about {about} left in all")
 
 
 class BoardLine(Listener):
@@ -99,12 +127,14 @@ class BoardLine(Listener):
         self.title = title_of(config)
         self.task: TaskID | None = None
         self.clients = self.visited = 0
+        self.played, self.left = 0, config.scenario.rounds  # rounds, in this process
         self.text = "waiting"
         self.clock = Clock()
 
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
         """Add the bar, at the round where the run continues."""
         self.clients = config.scenario.cohort_size(clients)
+        self.left = config.scenario.rounds - first_round + 1
         self.clock.start(first_round)
         self.task = self.board.progress.add_task(
             self.title, total=config.scenario.rounds, completed=first_round - 1, state="starting"
@@ -119,11 +149,16 @@ class BoardLine(Listener):
 
     def lost(self, lost: Lost) -> None:
         """Print the loss on a line of its own, with or without a terminal."""
-        self._print(describe_loss(lost))
+        self.board.tell(describe_loss(lost))
+
+    def expected(self, estimate: Estimate) -> None:
+        """Print what the run takes in all."""
+        self.board.tell(f"{self.title}: {describe_estimate(estimate)}")
 
     def round_done(self, row: Row) -> None:
         """Advance the bar and show the round's losses and accuracies."""
         self.visited, self.text = 0, describe_round(row)
+        self.played, self.left = self.played + 1, self.left - 1
         if self.task is not None:
             self.board.progress.update(self.task, completed=row["round"], state=self.text)
         self._plainly(row["round"])
@@ -134,15 +169,14 @@ class BoardLine(Listener):
         due = round_ == total or round_ % max(1, total // 10) == 0
         if due and not self.board.console.is_terminal:
             left = self.clock.left(round_, total)
-            self._print(f"{self.title}  round {round_}/{total}  {self.text}  {left}".rstrip())
-
-    def _print(self, line: str) -> None:
-        self.board.console.print(line, soft_wrap=True, markup=False, highlight=False)
+            self.board.tell(f"{self.title}  round {round_}/{total}  {self.text}  {left}".rstrip())
 
     def finished(self, result: RunResult) -> None:
-        """Fill the bar."""
+        """Fill the bar, and say how long the other runs will take."""
+        self.left = 0
         if self.task is not None:
             self.board.progress.update(self.task, completed=result.config.scenario.rounds)
+        self.board.tell_all_left()
 
 
 class NotebookTable:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,18 @@ from fedshift.engine.compute import Compute
 from fedshift.engine.federation import data_fingerprint, describe_split, federate
 from fedshift.evaluate.metrics import Count, Metrics
 from fedshift.experiment.identity import configure_run
+from fedshift.experiment.predictions import Predicted, as_reported
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.run import execute, finished
 from fedshift.experiment.session import Options, count_samples
 from fedshift.report.results import RunResult
+from fedshift.runs.predictions import Predictions, read_predictions, write_predictions
 from fedshift.runs.record import Row, config_json
 from fedshift.runs.summary import summarise
 
 Array = NDArray[Any]
 Probabilities = Callable[[Array], Array]  # inputs (N, D) to probabilities (N, K)
+Fit = Callable[[Array, Array, int, int], Probabilities]  # from inputs, labels, classes, seed
 PREFIX = "reference: "
 FOLDER = "references"  # of the pooled runs, inside the folder of a comparison
 
@@ -52,16 +57,31 @@ def references(
     if scenario.objective != "classification":
         return found  # the others predict classes
     federation = federate(scenario, seed)
-    kinds: dict[str, Callable[[Array, Array, int, int], Probabilities]] = {
-        "majority class": majority
-    }
+    kinds: dict[str, Fit] = {"majority class": majority}
     if len(federation.shape) == 1:
         kinds |= {"logistic regression": logistic, "gradient boosting": boosting}
     for name, fit in kinds.items():
         config = _config(name, scenario, seed)
         done = _read(config, out)
-        found.append(done or _keep(config, _history(fit, federation, config), federation, out))
+        found.append(done or _played(config, fit, federation, out))
     return found
+
+
+def _played(config: RunConfig, fit: Fit, federation: Federation, out: Path | None) -> RunResult:
+    """Fit a model on all training rows, score it and keep the result."""
+    train = union([site.data.train for site in federation.sites.values()])
+    x, y = _arrays(train)
+    predict = fit(x, y, len(federation.classes), config.seed)
+    result = _keep(config, _history(predict, federation, config), federation, out)
+    if result.path is not None:
+        kept = []
+        for protocol in config.scenario.protocols:
+            outcome = result.outcome(protocol)
+            if outcome is not None:
+                made = _predicted(predict, _tested(protocol, config, federation))
+                kept += as_reported(made, protocol, outcome, config.scenario.task)
+        write_predictions(result.path, kept)
+    return result
 
 
 def _config(name: str, scenario: Scenario, seed: int) -> RunConfig:
@@ -132,7 +152,10 @@ def _pooled(
     options = Options(resume=True, transport="auto", listener=watch(inner), workers=workers)
     played = execute(inner, method, path, options)
     history = [row | {"scores": _as_asked(scenario, row)} for row in played.history]
-    return _keep(config, history, federate(scenario, seed), out)
+    result = _keep(config, history, federate(scenario, seed), out)
+    if path is not None and result.path is not None:
+        write_predictions(result.path, [*_predictions_as_asked(scenario, path)])
+    return result
 
 
 def _as_asked(scenario: Scenario, row: Row) -> Row:
@@ -143,25 +166,30 @@ def _as_asked(scenario: Scenario, row: Row) -> Row:
     return {p: found["global" if p == "personal" else p] for p in scenario.protocols}
 
 
-def _history(
-    fit: Callable[[Array, Array, int, int], Probabilities],
-    federation: Federation,
-    config: RunConfig,
-) -> list[Row]:
-    """One row of metrics: a model fitted on all training rows, scored on every domain."""
-    train = union([site.data.train for site in federation.sites.values()])
-    classes = len(federation.classes)
-    x, y = _arrays(train)
-    predict = fit(x, y, classes, config.seed)
+def _predictions_as_asked(scenario: Scenario, path: Path) -> Iterable[Predictions]:
+    """The predictions of the pooled model under the protocols of the scenario."""
+    kept = read_predictions(path)
+    for protocol in scenario.protocols:
+        source = "global" if protocol == "personal" else protocol
+        yield from (replace(p, protocol=protocol) for p in kept if p.protocol == source)
+
+
+def _history(predict: Probabilities, federation: Federation, config: RunConfig) -> list[Row]:
+    """One row of metrics: a fitted model scored on every domain."""
     task = config.scenario.task
-    seen = {part: _metrics(predict, federation.domains, part, task) for part in ("val", "test")}
-    scores: Row = {}
-    for protocol in config.scenario.protocols:
-        scores[protocol] = dict(seen)
-        if protocol.startswith("unseen") and federation.unseen is not None:
-            target = {str(config.scenario.unseen): federation.unseen}
-            scores[protocol]["test"] = _metrics(predict, target, "test", task)
+    val = _metrics(predict, federation.domains, "val", task)
+    scores: Row = {
+        p: {"val": val, "test": _metrics(predict, _tested(p, config, federation), "test", task)}
+        for p in config.scenario.protocols
+    }
     return [{"round": 1, "losses": {}, "scores": scores, "seconds": 0.0, "seconds_scoring": 0.0}]
+
+
+def _tested(protocol: str, config: RunConfig, federation: Federation) -> Mapping[str, Splits]:
+    """The domains on which a protocol scores."""
+    if protocol.startswith("unseen") and federation.unseen is not None:
+        return {str(config.scenario.unseen): federation.unseen}
+    return federation.domains
 
 
 def _arrays(samples: Samples) -> tuple[Array, Array]:
@@ -174,16 +202,27 @@ def _metrics(
     predict: Probabilities, domains: Mapping[str, Splits], part: str, task: Objective
 ) -> Row:
     """Every measure of the objective on one split of each domain."""
-
-    def outputs(x: Tensor) -> Tensor:
-        p = np.clip(predict(x.flatten(1).numpy()), 1e-12, 1)
-        return torch.from_numpy(np.log(p)).float()
-
+    outputs = partial(_outputs, predict)
     counts = []
     for name, splits in domains.items():
         samples: Samples = getattr(splits, part)
         counts.append(Count.of(score(outputs, samples, task), task.main, name, name, len(samples)))
     return Metrics.of(counts).to_json()
+
+
+def _outputs(predict: Probabilities, x: Tensor) -> Tensor:
+    """Logarithms of probabilities (B, K), which stand for a net's outputs."""
+    p = np.clip(predict(x.flatten(1).numpy()), 1e-12, 1)
+    return torch.from_numpy(np.log(p)).float()
+
+
+def _predicted(predict: Probabilities, domains: Mapping[str, Splits]) -> list[Predicted]:
+    """What a fitted model predicts for the test samples of each domain."""
+    found = []
+    for name, splits in domains.items():
+        x, y = splits.test.take(torch.arange(len(splits.test)))
+        found.append((name, name, y, _outputs(predict, x)))
+    return found
 
 
 def majority(x: Array, y: Array, classes: int, seed: int) -> Probabilities:  # noqa: ARG001

@@ -22,6 +22,7 @@ from fedshift.core.server import Policy
 from fedshift.engine.compute import Compute
 from fedshift.experiment.identity import configure_run, same_but_data, same_run
 from fedshift.experiment.listener import Listener
+from fedshift.experiment.predictions import keep_predictions
 from fedshift.experiment.progress import watching
 from fedshift.experiment.scenario import NESTED, complete_scenario, find_scenario, scenario_from
 from fedshift.experiment.session import Options, play, prepare
@@ -151,9 +152,11 @@ def execute(
     with one_thread(), only_writer(path) if path is not None else nullcontext():
         session = prepare(config, method, path, options)
         try:
-            return play(session)
+            result = play(session)
         finally:
             session.transport.close()
+        keep_predictions(result, method, session.federation.to("cpu"))
+        return result
 
 
 def as_begun(config: RunConfig, path: Path | None) -> RunConfig:

@@ -126,9 +126,7 @@ def scenario_from(
     given = dict(changes)
     if allow:
         given["allow"] = tuple(dict.fromkeys((*base.allow, *allow)))
-    for key in ("backbone_options", "data_options"):
-        if key in given:
-            given[key] = getattr(base, key) | given[key]
+    given |= merged_options(base, given)
     nested: dict[str, dict[str, Any]] = {}
     for key in [k for k in given if "." in k]:
         owner, _, part = key.partition(".")
@@ -138,6 +136,21 @@ def scenario_from(
     for owner, parts in nested.items():
         given[owner] = nested_option(base, owner, parts)
     return base.change(**given)
+
+
+def merged_options(base: Scenario, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of backbone and data: those of ``base`` with the given ones on top.
+
+    Another backbone begins at its own defaults: an option of the old one means nothing to it.
+    """
+    out = {
+        key: getattr(base, key) | given[key]
+        for key in ("backbone_options", "data_options")
+        if key in given
+    }
+    if given.get("backbone", base.backbone) != base.backbone:
+        out["backbone_options"] = given.get("backbone_options", {})
+    return out
 
 
 def nested_option(base: Scenario, owner: str, parts: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ advances them round by round. A session must never decide what a round computes,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fedshift.base.errors import RunError
 from fedshift.base.process import cores
@@ -23,17 +23,21 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import describe_split, federate
+from fedshift.engine.federation import describe_split, federate, input_preparation
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
 from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
 from fedshift.report.results import RunResult
-from fedshift.runs.record import Record, Row, read_compute
+from fedshift.runs.begun import read_compute
+from fedshift.runs.best import keep_preparation
+from fedshift.runs.record import Record, Row
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import summarise
+from fedshift.runs.what_left import preparation_line
 from fedshift.transports import TRANSPORTS
 
 
@@ -101,6 +105,9 @@ class Session:
             self.record.spending.begin(server.round + 1)
         updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        if server.capped:
+            row["capped"] = dict(sorted(server.capped.items()))
+            self.record.note_capped(server.round, server.capped, scenario.max_weight or 1.0)
         if promises := privacy_so_far(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
@@ -193,6 +200,8 @@ def prepare(
     record = Record(config, path, options.listener.replied, options.listener.lost)
     record.create(compute)
     record.describe_model(known.shape, known.classes)
+    if federation is None:
+        note_preparation(record, input_preparation(scenario, known))
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
@@ -205,6 +214,21 @@ def prepare(
     restore_or_enrol(server, transport, record, known.sites if federation is None else None)
     split = describe_split(scenario) if federation is None else ""
     return Session(server, transport, known, record, options.listener, split)
+
+
+def note_preparation(record: Record, prepared: Mapping[str, Any]) -> None:
+    """Keep how raw data became inputs, and add to the ledger what each site told for that.
+
+    A resumed run replaces these lines by its own ledger. Where several clients share the data of
+    one site, the line is the site's.
+    """
+    if record.path is not None:
+        keep_preparation(record.path, prepared)
+    table, domains = prepared.get("table", {}), prepared.get("domains", {})
+    for site, size in table.get("told", {}).items():
+        holders = [client for client, domain in domains.items() if domain == site]
+        client = holders[0] if len(holders) == 1 else site
+        record.ledger.append(preparation_line(client, size, "; ".join(table["leaves"])))
 
 
 def restore_or_enrol(
@@ -245,14 +269,31 @@ def play(session: Session) -> RunResult:
     """Run all remaining rounds, each committed before the next, then write the summary."""
     server, record, listener = session.server, session.record, session.listener
     config = record.config
-    listener.started(config, len(server.roster), server.round + 1)
+    first = server.round + 1
+    listener.started(config, len(server.roster), first)
     while server.round < config.scenario.rounds:
-        listener.round_done(session.advance())
+        row = session.advance()
+        listener.round_done(row)
+        if first == 1 and server.round == config.scenario.evaluate_every:
+            listener.expected(_expected(session, row))
     summary = summarise(config, record.metrics, **_facts(session))
     record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
     listener.finished(result)
     return result
+
+
+def _expected(session: Session, row: Row) -> Estimate:
+    """What the run takes in all, from the rounds up to the first that is scored."""
+    spent = sum(r["seconds"] for r in session.record.metrics)
+    return expect(
+        session.record.config,
+        session.server,
+        session.record,
+        session.federation,
+        training=spent / session.server.round,
+        scoring=row["seconds_scoring"],
+    )
 
 
 def _facts(session: Session) -> Row:
@@ -270,6 +311,7 @@ def _facts(session: Session) -> Row:
         "bytes": {"train": record.traffic("train"), "total": record.traffic()},
         "seconds": sum(row["seconds"] for row in record.metrics),
         "lost": record.losses(),
+        **({"capped": capped} if (capped := record.book.capped()) else {}),
     } | ({"privacy": record.metrics[-1]["privacy"]} if "privacy" in record.metrics[-1] else {})
 
 

@@ -21,9 +21,12 @@ from fedshift import (
     Client,
     EntrySpec,
     Method,
+    ModelSpec,
+    PayloadSpec,
     Server,
     Tree,
     Update,
+    Uploads,
     register,
     setting,
     tree,
@@ -72,16 +75,6 @@ class Codec(Channel, ABC):
         shared = {k: seen[k] for k in server.shared if k in seen}
         others = {k: v for k, v in update.payload.items() if not k.startswith(f"{self.name}/")}
         return dataclasses.replace(update, shared=shared, payload=others)
-
-    def reject_reason(self, server: Server, update: Update) -> str:
-        """Why the payload cannot be decoded."""
-        if update.task != "train" or self.is_identity:
-            return ""
-        return self.wrong_payload(server, tree.under(self.name, update.payload))
-
-    def wrong_payload(self, server: Server, payload: Tree) -> str:
-        """Why ``unpack`` could not read a payload; empty if it can."""
-        return f"{self.name} sends no payload" if payload else ""
 
 
 @dataclass(frozen=True)
@@ -164,14 +157,12 @@ class Quantise(Codec):
         stored = ((math.prod(shape) + 1) // 2,) if self.bits == 4 else shape
         return EntrySpec(stored, INTEGERS[self.bits])
 
-    def wrong_payload(self, server: Server, payload: Tree) -> str:
+    def uploads(self, model: ModelSpec) -> Uploads:
         """One scale per trained entry, none of them negative."""
-        scales = payload.get("scales")
-        if payload.keys() != {"scales"} or scales is None:
-            return f"{self.name} sends scales, and {sorted(payload)} is there"
-        if scales.shape != (len(server.parameters),) or not scales.is_floating_point():
-            return f"{len(server.parameters)} scales are due, not {tuple(scales.shape)}"
-        return "a scale is negative" if bool((scales < 0).any()) else ""
+        count = (len(model.parameters),)
+        return (
+            {} if self.is_identity else {"train": {"scales": PayloadSpec(count, low=0.0, high=1e6)}}
+        )
 
 
 @dataclass(frozen=True)
@@ -221,22 +212,17 @@ class TopK(Codec):
             return entries
         return {k: spec for k, spec in entries.items() if k not in server.parameters}
 
-    def wrong_payload(self, server: Server, payload: Tree) -> str:
+    def uploads(self, model: ModelSpec) -> Uploads:
         """Values and positions of every trained entry, as many as are due, inside the entry."""
-        due = {f"{kind}/{k}" for kind in ("values", "positions") for k in server.parameters}
-        if payload.keys() != due:
-            odd = sorted(due ^ payload.keys())
-            return f"{self.name}'s payload has {len(odd)} wrong entries, such as {odd[0]}"
-        for key in server.parameters:
-            size = server.shared[key].numel()
-            values, positions = payload[f"values/{key}"], payload[f"positions/{key}"]
-            if values.shape != (self.count(size),) or positions.shape != values.shape:
-                return f"{self.name} sends {self.count(size)} numbers of {key}"
-            if values.dtype is not server.shared[key].dtype or positions.dtype is not torch.int32:
-                return f"{self.name}'s numbers of {key} have another type"
-            if size and not bool(((positions >= 0) & (positions < size)).all()):
-                return f"{self.name} has a position outside {key}"
-        return ""
+        if self.is_identity:
+            return {}
+        specs: dict[str, PayloadSpec] = {}
+        for key, spec in model.per_parameter().items():
+            size = math.prod(model.shared[key].shape)
+            count, last = (self.count(size),), max(0, size - 1)
+            specs[f"values/{key}"] = PayloadSpec(count, spec.dtype)
+            specs[f"positions/{key}"] = PayloadSpec(count, torch.int32, low=0, high=last)
+        return {"train": specs}
 
 
 @register("half")

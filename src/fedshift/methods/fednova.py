@@ -31,7 +31,7 @@ class NormalisedMean(Aggregator):
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:
         """Eq. 6 as one mean of the client models and the old model; coefficients sum to one."""
-        steps = torch.tensor([u.steps for u in updates], dtype=torch.float64)
+        steps = torch.tensor([max(1, u.steps) for u in updates], dtype=torch.float64)
         tau = effective_steps(steps, server.scenario.momentum)  # (n,)
         share = weights * (weights * tau).sum() / tau  # (n,)
         models = [tree.pick(u.shared, server.parameters) for u in updates]

@@ -20,11 +20,15 @@ from torch import Tensor
 from fedshift import (
     Client,
     Method,
+    ModelSpec,
     Part,
+    PayloadSpec,
     Server,
+    Size,
     Step,
     Tree,
     Update,
+    Uploads,
     call_frozen,
     register,
     setting,
@@ -121,6 +125,17 @@ class ClusterPrototypes(Part):
     summed: bool = setting(False, "squared distance summed over dimensions, not averaged")
     shares = "class means of features, and which classes a client holds"
     needs_individual_updates = True
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Means (M, D) and classes (M,) of the M classes that a client holds."""
+        held, last = Size("M", most=model.classes), model.classes - 1
+        means, owners = (held, model.features), (held,)
+        return {
+            "train": {
+                "means": PayloadSpec(means),
+                "owners": PayloadSpec(owners, torch.int64, low=0, high=last),
+            }
+        }
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """Both terms; under ``train_pass`` the step's features are also stored."""

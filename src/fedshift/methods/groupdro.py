@@ -12,21 +12,30 @@ from fedshift import (
     Client,
     Mean,
     Method,
+    ModelSpec,
     Part,
+    PayloadSpec,
     Server,
     Tree,
     Update,
+    Uploads,
     Weighting,
     register,
     score,
     setting,
 )
 
+MOST = 50.0  # of eta l_k: a loss beyond it, which no training gives, would overflow in exp
+
 
 class LossProbe(Part):
     """Sends the mean loss of the received model on the client's training samples: one scalar."""
 
     shares = "training loss of the received model"
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """One number."""
+        return {"train": {"loss": PayloadSpec((), torch.float64, low=0.0)}}
 
     def probe(self, client: Client) -> Tree:
         """l_k, before training."""
@@ -52,7 +61,8 @@ class ExponentialWeights(Weighting):
         start = torch.full((), 1.0 / n, dtype=torch.float64)
         all_ = {client: kept.get(client, start) for client in sorted(server.roster)}
         for u in updates:
-            all_[u.client] = all_[u.client] * (self.eta * u.payload["loss-probe/loss"]).exp()
+            grown = (self.eta * u.payload["loss-probe/loss"]).clamp(max=MOST).exp()
+            all_[u.client] = all_[u.client] * grown
         total = torch.stack(list(all_.values())).sum()
         server.state[self.name] = {client: w / total for client, w in all_.items()}
         w = torch.stack([server.state[self.name][u.client] for u in updates])

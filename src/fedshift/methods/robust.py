@@ -45,7 +45,7 @@ class Robust(Aggregator):
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tree:
         """Parameters by rule and server optimiser; buffers by :meth:`buffers`."""
-        weights = self.weighting(server)(server, updates)  # (n,)
+        weights = self.weights_of(server, updates)  # (n,)
         new = self.optimiser(server, self.combine(server, updates, weights))
         kept = self.buffers(server, updates)
         return {k: new.get(k, kept.get(k, v)) for k, v in server.shared.items()}

@@ -12,12 +12,14 @@ from fedshift import (
     Client,
     Mean,
     Method,
+    ModelSpec,
     Part,
     Server,
     Step,
     Tree,
     Uniform,
     Update,
+    Uploads,
     register,
     tree,
 )
@@ -34,6 +36,10 @@ class ControlVariates(Part):
 
     optimisers = frozenset({"sgd"})
     shares = "the change of its control variate, a mean of gradients"
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """The change of c_i, one entry per shared parameter."""
+        return {"train": model.per_parameter()}
 
     def begin(self, client: Client) -> None:
         """c_i = 0 before the first visit."""

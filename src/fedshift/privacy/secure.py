@@ -44,14 +44,20 @@ from fedshift import (
     Channel,
     Client,
     ConfigError,
+    ModelSpec,
+    PayloadSpec,
     RunError,
     Server,
+    Size,
     Tree,
     Update,
+    Uploads,
     seeds,
     setting,
     tree,
 )
+from fedshift.core.aggregate import bounded
+from fedshift.core.payload import ANY
 from fedshift.privacy import masks, site
 from fedshift.privacy.masks import Vector, to_bytes, to_tensor
 from fedshift.privacy.recovery import Dealt, recovered
@@ -91,6 +97,13 @@ class SecureAggregation(Channel):
     def needed(self, sites: int) -> int:
         """How many shares recover a secret; also the least number of sites in a sum."""
         return max(2, math.ceil(self.threshold * sites))
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """The masked vector; beside training keys, boxes or shares, by :meth:`reject_reason`."""
+        entries = (spec for spec in model.shared.values() if spec.dtype.is_floating_point)
+        size = 1 + sum(math.prod(spec.shape) for spec in entries)
+        box = PayloadSpec((Size("bytes", most=max(site.BOX, site.SHARE, masks.KEY)),), torch.uint8)
+        return {"train": {"masked": PayloadSpec((size,), torch.int64)}, "talk": {ANY: box}}
 
     # client
     def enrol(self, client: Client) -> Tree:
@@ -160,17 +173,33 @@ class SecureAggregation(Channel):
         state = server.state[self.name]
         going = tree.under(f"share/{client}", state)
         peers = {f"mask/{c}": state[f"mask/{c}"] for c in sorted(going)}
-        return {"nonce": state["nonce"], "weight": torch.tensor(weight_of(server, client))} | peers
+        weight = self.weights(server)[client]
+        return {"nonce": state["nonce"], "weight": torch.tensor(weight)} | peers
+
+    def weights(self, server: Server) -> dict[str, int]:
+        """Weights of the sites that train, bounded by ``max_weight``, in whole numbers.
+
+        A bounded one is rounded down. If sites drop out, the share of the others grows.
+        """
+        state = server.state[self.name]
+        known = sorted(tree.under("encryption", state))
+        going = [c for c in known if tree.under(f"share/{c}", state)]
+        sizes = {c: weight_of(server, c) for c in going}
+        most, total = server.scenario.max_weight, sum(sizes.values())
+        if most is None:
+            return sizes
+        plain = torch.tensor([sizes[c] / total for c in going], dtype=torch.float64)
+        kept = dict(zip(going, bounded(plain, most).tolist(), strict=True))
+        server.capped = {c: n / total for c, n in sizes.items() if kept[c] < n / total}
+        unit = max((kept[c] / sizes[c] for c in going), default=1.0)  # that of an unbounded site
+        return {c: max(1, int(kept[c] / unit)) if c in server.capped else sizes[c] for c in going}
 
     def reject_reason(self, server: Server, update: Update) -> str:
         """Reject a reply unless it has exactly the expected entries, each of the expected length.
 
-        What is expected depends on how far the round is: keys, boxes, the masked vector or shares.
+        What is expected depends on how far the round is: keys, boxes or shares.
         """
         told = tree.under(self.name, update.payload)
-        if update.task == "train":
-            size = 1 + sum(v.numel() for v in in_order(server.shared).values())
-            return wrong(told, dict.fromkeys(["masked"], (size, torch.int64)))
         if update.task != "talk":
             return ""
         state = server.state[self.name]
@@ -192,9 +221,10 @@ class SecureAggregation(Channel):
     def decode_all(self, server: Server, updates: Sequence[Update], ask: Ask) -> Sequence[Update]:
         """One update in place of all: the weighted mean, from the sum of the masked vectors."""
         vectors = {u.client: masked_of(u, self.name) for u in updates}
+        weights = self.weights(server)
         total = sum_of(vectors) - self.masks_left(server, vectors, ask)
         weight = int(total[-1])
-        require_weight(weight, sum(weight_of(server, c) for c in vectors), sorted(vectors))
+        require_weight(weight, sum(weights[c] for c in vectors), sorted(vectors))
         values = masks.real(total[:-1], self.bits) / weight  # (P,)
         like = in_order(server.shared)
         pieces = values.split([v.numel() for v in like.values()])

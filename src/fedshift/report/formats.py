@@ -7,14 +7,15 @@ round or choose numbers of its own, and names from users are escaped.
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from csv import writer as csv_writer
 from pathlib import Path
 
 from fedshift.base.files import write_bytes
-from fedshift.report.results import Comparison, Outcome
-from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, TableRow, joined, summaries
+from fedshift.report.results import Cell, Comparison, Outcome
+from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, joined, summaries
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
@@ -27,56 +28,70 @@ def markdown(comparison: Comparison, against: str | None = None) -> str:
 
 
 def _markdown(summary: Summary) -> str:
-    def cell(row: TableRow, best: bool) -> str:
-        return (f"**{row.avg.shown}**" if best else row.avg.shown) + row.mark
+    def cell(value: Cell, mark: str, best: bool) -> str:
+        return (f"**{value.shown}**" if best else value.shown) + mark
 
     lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
     lines += [
         [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    if summary.apart:
-        heads = [f"minus {_markdown_text(summary.against)}", *summary.columns]
-        rule = ["---", *["---:"] * len(summary.columns)]
-        apart = [heads, rule, *([_markdown_text(r[0]), *r[1:]] for r in summary.apart)]
-        table += "\n" + "".join(f"| {' | '.join(line)} |\n" for line in apart)
     head = f"### {_markdown_text(summary.scenario)}"
-    return f"{head}\n\n{table}\n{summary.note}.\n\n{joined(summary.confounders)}.\n"
+    text = f"{head}\n\n{table}\n{summary.note}.\n\n"
+    if summary.apart:
+        rule = ["---", *["---:"] * len(summary.keys)]
+        heads = [_markdown_text(summary.apart_headings[0]), *summary.apart_headings[1:]]
+        apart = [heads, rule, *([_markdown_text(r[0]), *r[1:]] for r in summary.apart)]
+        text += "".join(f"| {' | '.join(line)} |\n" for line in apart)
+        text += f"\n{_markdown_text(summary.apart_note)}.\n\n"
+    return f"{text}{joined(summary.confounders)}.\n"
 
 
 def _markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
 
 
-def latex(comparison: Comparison) -> str:
-    """One booktabs table per scenario; bold where a lead is beyond the interval."""
-    return "\n".join(_latex(summary) for summary in summaries(comparison))
+def latex(comparison: Comparison, against: str | None = None) -> str:
+    """One booktabs table per scenario; bold where a lead is beyond the interval.
+
+    With ``against``, the differences to that method are a second table below the first.
+    """
+    return "\n".join(_latex(summary) for summary in summaries(comparison, against))
 
 
 def _latex(summary: Summary) -> str:
-    def cell(row: TableRow, best: bool) -> str:
-        text = tex(row.avg.shown)
-        return (rf"\textbf{{{text}}}" if best else text) + row.mark
+    def cell(value: Cell, mark: str, best: bool) -> str:
+        text = tex(value.shown)
+        return (rf"\textbf{{{text}}}" if best else text) + mark
 
     body = [[tex(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
-    lines = [" & ".join(line) + r" \\" for line in [list(map(tex, summary.headings)), *body]]
     caption = f"{summary.scenario}. {summary.note}. Protocols: {', '.join(summary.columns)}."
-    return "\n".join(
-        [
-            r"\begin{table}\centering",
-            rf"  \caption{{{tex(caption)}}}",
-            rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
-            rf"  \begin{{tabular}}{{l{'r' * (len(summary.headings) - 1)}}}",
-            r"    \toprule",
-            f"    {lines[0]}",
-            r"    \midrule",
-            *(f"    {line}" for line in lines[1:]),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            rf"  \par\smallskip\footnotesize {tex(joined(summary.confounders))}.",
-            "\\end{table}\n",
-        ]
-    )
+    lines = [
+        r"\begin{table}\centering",
+        rf"  \caption{{{tex(caption)}}}",
+        rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
+        *_tabular(summary.headings, body),
+    ]
+    if summary.apart:
+        apart = [list(map(tex, line)) for line in summary.apart]
+        lines += [r"  \par\medskip", *_tabular(summary.apart_headings, apart)]
+        lines += [rf"  \par\smallskip\footnotesize {tex(summary.apart_note)}."]
+    said = rf"  \par\smallskip\footnotesize {tex(joined(summary.confounders))}."
+    return "\n".join([*lines, said, "\\end{table}\n"])
+
+
+def _tabular(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of one table; ``body`` is LaTeX already, headings are plain text."""
+    lines = [" & ".join(line) + r" \\" for line in [list(map(tex, heads)), *body]]
+    return [
+        rf"  \begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        r"    \toprule",
+        f"    {lines[0]}",
+        r"    \midrule",
+        *(f"    {line}" for line in lines[1:]),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+    ]
 
 
 def tex(text: str) -> str:
@@ -88,11 +103,15 @@ def tex(text: str) -> str:
     return "".join(TEX.get(char, char) for char in text)
 
 
-def csv(comparison: Comparison) -> str:
-    """One line per run, protocol, choice and value; no line where a method has no such model."""
+def csv(comparison: Comparison, against: str | None = None) -> str:
+    """One line per run, protocol, choice and value; no line where a method has no such model.
+
+    ``interval`` is half of the 95 % interval over test samples, where it is known. Differences to
+    ``against`` are lines without a run and a seed, and their intervals those of tables.
+    """
     out = io.StringIO()
     sheet = csv_writer(out, lineterminator="\n")
-    titles = "run method scenario seed protocol choice rule round measure domain value"
+    titles = "run method scenario seed protocol choice rule round measure domain value interval"
     sheet.writerow(titles.split())
     for result in comparison.results:
         config = result.config
@@ -102,8 +121,21 @@ def csv(comparison: Comparison) -> str:
                 if outcome := result.outcome(protocol, choice):
                     head = [*first, protocol, choice, outcome.rule, outcome.round]
                     lines = _values(outcome, config.scenario.task.main)
-                    sheet.writerows([*head, *line] for line in lines)
+                    sheet.writerows([*head, *line, ""] for line in lines)
+    for summary in summaries(comparison, against):
+        sheet.writerows(_apart(summary))
     return out.getvalue()
+
+
+def _apart(summary: Summary) -> Iterable[list[str | float]]:
+    """Lines with the difference to the reference: of each method, protocol and measure."""
+    for (protocol, key), cells in summary.differences.items():
+        for row, cell in zip(summary.columns[protocol], cells, strict=True):
+            if row.method != summary.against and cell.n:
+                head = ["", row.method, summary.scenario, "", protocol, "selected"]
+                about = ["/".join(row.rules), "", f"{key} minus {summary.against}", ""]
+                known = "" if math.isnan(cell.interval) else cell.interval
+                yield [*head, *about, cell.mean, known]
 
 
 def _values(outcome: Outcome, main: str) -> Iterable[tuple[str, str, float]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import nan
+from math import isnan, nan
 
 from fedshift.core.objective import Objective
-from fedshift.report.results import Cell, Choice, RunResult
+from fedshift.report.results import RunResult
 
 TITLES = {
     "accuracy": "accuracy (%)",
@@ -24,6 +24,7 @@ TITLES = {
     "mae": "mean absolute error",
     "rmse": "root mean square error",
 }
+PLAIN = ("nll", "mae", "rmse")  # in their own units, the others in per cent
 
 
 def title(measure: str) -> str:
@@ -36,14 +37,6 @@ def measures_beside(task: Objective) -> list[str]:
     return [name for name in (*task.shares, *task.numbers) if name != task.main]
 
 
-def cells(
-    runs: Sequence[RunResult], protocol: str, measure: str, choice: Choice = "selected"
-) -> Cell:
-    """A measure over seeds, the mean over domains."""
-    outcomes = [o for r in runs if (o := r.outcome(protocol, choice))]
-    return Cell.of(o.metrics.measures.get(measure, nan) for o in outcomes)
-
-
 def by_domain(result: RunResult, protocol: str, names: Sequence[str]) -> list[list[str]]:
     """One line per measure of a run's selected round: each domain's value, then the mean."""
     outcome = result.outcome(protocol)
@@ -54,8 +47,19 @@ def by_domain(result: RunResult, protocol: str, names: Sequence[str]) -> list[li
     for measure in measures_beside(result.config.scenario.task):
         values = [found.by_domain.get(d, {}).get(measure, nan) for d in names]
         values += [found.measures.get(measure, nan)] if len(names) > 1 else []
-        lines.append([title(measure), *(f"{Cell.of([v]):}" for v in values)])
+        lines.append([title(measure), *(number(measure, v) for v in values)])
     return lines
+
+
+def number(measure: str, value: float) -> str:
+    """A value of a measure: shares with one decimal, plain numbers with three digits.
+
+    >>> number("auroc", 87.25), number("nll", 0.1234), number("mae", float("nan"))
+    ('87.2', '0.123', '\N{EN DASH}')
+    """
+    if isnan(value):
+        return "\N{EN DASH}"
+    return f"{value:.3g}" if measure in PLAIN else f"{value:.1f}"
 
 
 def confusion(runs: Sequence[RunResult], protocol: str, domain: str) -> Counter[tuple[int, int]]:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +23,7 @@ from fedshift.base.files import read_json, write_bytes
 from fedshift.base.version import __version__
 from fedshift.core.config import environment
 from fedshift.report import further, optional
-from fedshift.report.results import Cell, Choice, Comparison, RunResult
+from fedshift.report.results import Cell, Choice, Comparison, RunResult, cell_of
 from fedshift.report.tables import (
     CHOICES,
     NONE,
@@ -76,15 +77,18 @@ class Grid:
     oracle: bool = False
 
 
-def write(comparison: Comparison, path: Path) -> Path:
-    """Write the page, atomically; paths of run directories are relative to its folder."""
+def write(comparison: Comparison, path: Path, against: str | None = None) -> Path:
+    """Write the page, atomically; paths of run directories are relative to its folder.
+
+    With ``against``, every table is followed by the differences to that method.
+    """
     if not comparison.results:
         raise ConfigError(f"no run is finished, so {path} would be empty; finish one first")
-    write_bytes(path, page(comparison, path.parent).encode())
+    write_bytes(path, page(comparison, path.parent, against).encode())
     return path
 
 
-def page(comparison: Comparison, folder: Path) -> str:
+def page(comparison: Comparison, folder: Path, against: str | None = None) -> str:
     """The page as text, for a file in ``folder``."""
     source = resources.files("fedshift.report").joinpath("template.html.j2").read_text("utf-8")
     template = Environment(
@@ -93,7 +97,7 @@ def page(comparison: Comparison, folder: Path) -> str:
     return template.render(
         title=title(comparison),
         comparison=comparison,
-        sections=[section(comparison, s, folder) for s in summaries(comparison)],
+        sections=[section(comparison, s, folder) for s in summaries(comparison, against)],
         environments=environments(comparison.results),
         figures=optional.has_matplotlib(),
         version=__version__,
@@ -115,6 +119,8 @@ def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str,
         "facts": facts(runs),
         "note": summary.note,
         "summary": overview(summary),
+        "apart": apart(summary),
+        "apart_note": summary.apart_note,
         "protocols": [
             protocol(comparison, summary.scenario, name, number)
             for number, name in enumerate(summary.columns)
@@ -145,9 +151,16 @@ def facts(runs: Sequence[RunResult]) -> dict[str, str]:
 
 def overview(summary: Summary) -> Grid:
     """The table of methods x protocols."""
-    found = summary.lines(lambda row, best: Score.of(row.avg, best=best, mark=row.mark))
+    found = summary.lines(lambda cell, mark, best: Score.of(cell, best=best, mark=mark))
     lines: list[list[str | Score]] = [[name, *cells, *sizes] for name, cells, sizes in found]
     return Grid("", summary.headings, lines, "ORACLE" in summary.chosen)
+
+
+def apart(summary: Summary) -> Grid | None:
+    """The differences to a method; None if none is asked for."""
+    lines: list[list[str | Score]] = [[*line] for line in summary.apart]
+    title = f"difference to {summary.against}"
+    return Grid(title, summary.apart_headings, lines) if lines else None
 
 
 def protocol(comparison: Comparison, scenario: str, name: str, number: int) -> dict[str, Any]:
@@ -171,13 +184,19 @@ def further_measures(comparison: Comparison, scenario: str, name: str) -> Grid |
     runs = runs_of(comparison, scenario)
     measures = further.measures_beside(runs[0].config.scenario.task)
     lines: list[list[str | Score]] = [
-        [m, *(Score.of(further.cells(comparison.of(m, scenario), name, k)) for k in measures)]
+        [m, *(_further(k, cell_of(comparison.of(m, scenario), name, k)) for k in measures)]
         for m in comparison.methods
         if comparison.of(m, scenario)
     ]
     known = any(isinstance(cell, Score) and cell.mean != NONE for line in lines for cell in line)
     heads = ("method", *map(further.title, measures))
     return Grid("other measures, selected rounds", heads, lines) if known else None
+
+
+def _further(measure: str, cell: Cell) -> Score:
+    """A measure beside the main one, in its own precision."""
+    spread = "" if isnan(cell.interval) else further.number(measure, cell.interval)
+    return Score(further.number(measure, cell.mean), spread)
 
 
 def confusions(comparison: Comparison, scenario: str, name: str) -> Iterable[Grid]:

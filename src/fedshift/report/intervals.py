@@ -6,9 +6,11 @@ so that what the seeds have in common cancels.
 
 With one seed the test samples are all that varies. An accuracy is a proportion of n samples, and
 drawing these again with replacement (the bootstrap) gives it the binomial's standard error; Agresti
-and Coull's form of it is used, which is not zero at 0 or 100 %. Two methods scored on the same
-samples are treated as if these were different samples, which makes the interval of their difference
-too wide rather than too narrow. An interval over test samples says nothing about another seed.
+and Coull's form of it is used, which is not zero at 0 or 100 %. Other measures, and differences of
+two methods that were scored on the same samples, go through ``report.bootstrap`` if the runs kept
+their predictions. Where they did not, two methods are treated as if their samples were different
+ones, which makes the interval of the difference too wide rather than too narrow. An interval over
+test samples says nothing about another seed.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report import optional
-from fedshift.report.results import Comparison, RunResult
-from fedshift.report.tables import MEASURES, TableRow, joined, measure_name, measure_note, summaries
+from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.tables import MEASURES, joined, measure_name, measure_note, summaries
 
 
 def run_table(result: RunResult) -> str:
@@ -37,8 +37,8 @@ def run_table(result: RunResult) -> str:
 def comparison_tables(comparison: Comparison) -> str:
     """One table per scenario, the best of each column in bold, then the runs that failed."""
 
-    def cell(row: TableRow, best: bool) -> str:
-        text = escape(f"{row.avg.shown}{row.mark}")
+    def cell(value: Cell, mark: str, best: bool) -> str:
+        text = escape(f"{value.shown}{mark}")
         return f"<b>{text}</b>" if best else text
 
     out = []
@@ -48,6 +48,9 @@ def comparison_tables(comparison: Comparison) -> str:
         ]
         note = f"{summary.note}. {joined(summary.confounders)}."
         out.append(_table(summary.scenario, summary.headings, lines, note, raw=True))
+        if summary.apart:
+            title = f"difference to {summary.against}"
+            out.append(_table(title, summary.apart_headings, summary.apart, summary.apart_note))
     failed = [f"{f.config.label}: {f.reason}" for f in comparison.failures]
     return "".join(out) + "".join(f"<p>failed: {escape(line)}</p>" for line in failed)
 

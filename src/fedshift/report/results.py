@@ -16,12 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from numpy.typing import NDArray
+
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.core.config import RunConfig, flat, named_options
 from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
-from fedshift.report import optional
+from fedshift.report import bootstrap, optional
 from fedshift.report.intervals import NORMAL, mean_error, sample_error, seed_interval
+from fedshift.runs.predictions import read_predictions
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
@@ -96,13 +99,40 @@ class RunResult:
     def error(self, outcome: Outcome, key: str = "avg") -> float:
         """Standard error of AVG or of a domain's accuracy that comes from the test samples.
 
-        NaN for other numbers, for objectives that are no accuracy, and where counts are missing.
+        NaN for other numbers, for objectives that are no accuracy, and where counts are missing. In
+        a deployment the sites have counted.
         """
         accuracy = self.config.scenario.objective == "classification"
-        domains, samples = outcome.metrics.domains, self.test_samples
+        domains, samples = outcome.metrics.domains, self.test_samples or outcome.metrics.samples
         if accuracy and key in domains and samples.get(key):
             return sample_error(domains[key], samples[key])
         return mean_error(domains, samples) if accuracy and key == "avg" else math.nan
+
+    def draws(self, protocol: str, round_: int, key: str = "avg") -> NDArray[Any] | None:
+        """A number in each draw of the bootstrap over test samples; None if it is not known.
+
+        Known are AVG, the domains and the measures at the rounds whose predictions were kept.
+        """
+        table = self._draws.get((protocol, round_), {})
+        main = self.config.scenario.task.main
+        owner, name = (key, main) if key in table else ("", main if key == "avg" else key)
+        return table.get(owner, {}).get(name)
+
+    @cached_property
+    def _draws(self) -> dict[tuple[str, int], dict[str, bootstrap.Draws]]:
+        """By protocol and round: every measure's draws, by domain, and under "" the means."""
+        kept = read_predictions(self.path) if self.path is not None else []
+        out: dict[tuple[str, int], dict[str, bootstrap.Draws]] = {}
+        for key in dict.fromkeys((p.protocol, p.round) for p in kept):
+            own = [p for p in kept if (p.protocol, p.round) == key]
+            table = {
+                d: bootstrap.domain_draws(
+                    [p for p in own if p.domain == d], self.config.scenario.task
+                )
+                for d in dict.fromkeys(p.domain for p in own)
+            }
+            out[key] = table | {"": bootstrap.mean_draws([*table.values()])}
+        return out
 
     def __repr__(self) -> str:
         found = [f"{name} {self.accuracy(name):.1f}" for name in self.summary["protocols"]]
@@ -127,7 +157,8 @@ class Cell:
     """Mean over seeds and sample standard deviation (NaN for a single seed).
 
     ``values`` are those of the seeds, in order; ``error`` is the standard error of a single seed's
-    value that comes from the test samples, NaN where it is not known.
+    value that comes from the number of test samples, NaN where it is not known; ``draws`` are that
+    value in each draw of the bootstrap over test samples, if predictions were kept.
     """
 
     mean: float
@@ -135,9 +166,15 @@ class Cell:
     n: int
     values: tuple[float, ...] = ()
     error: float = math.nan
+    draws: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, values: Iterable[float], error: float = math.nan) -> Cell:
+    def of(
+        cls,
+        values: Iterable[float],
+        error: float = math.nan,
+        draws: NDArray[Any] | None = None,
+    ) -> Cell:
         """Mean and deviation of ``values``; NaN values are left out."""
         values = tuple(values)
         known = [v for v in values if not math.isnan(v)]
@@ -149,23 +186,38 @@ class Cell:
             len(known),
             values,
             error,
+            draws,
         )
 
     @property
     def interval(self) -> float:
         """Half-width of the 95 % interval: over seeds, or over test samples if there is one seed.
 
-        NaN if it cannot be said.
+        With one seed it follows from the counts where these are all that matters (an accuracy),
+        else from the bootstrap. NaN if it cannot be said.
         """
-        known = [v for v in self.values if not math.isnan(v)]
-        return seed_interval(known) if self.n > 1 else NORMAL * self.error
+        if self.n > 1:
+            return seed_interval([v for v in self.values if not math.isnan(v)])
+        counted = NORMAL * self.error
+        if self.n == 0 or self.draws is None or not math.isnan(counted):
+            return counted
+        return bootstrap.half_width(self.draws)
 
     def minus(self, other: Cell) -> Cell:
-        """The difference to another cell of the same seeds, taken seed by seed."""
-        error = math.hypot(self.error, other.error)
+        """The difference to another cell of the same seeds, taken seed by seed.
+
+        With one seed it is taken sample by sample if both have draws, which are of the same
+        samples. If no draw tells the two apart, or without draws, the errors are added as if the
+        samples were different ones: too wide rather than too narrow.
+        """
         if len(self.values) != len(other.values):
             return Cell.of([self.mean - other.mean], math.nan)
-        return Cell.of((a - b for a, b in zip(self.values, other.values, strict=True)), error)
+        values = [a - b for a, b in zip(self.values, other.values, strict=True)]
+        if self.draws is not None and other.draws is not None and len(values) == 1:
+            paired = self.draws - other.draws
+            if not math.isnan(bootstrap.half_width(paired)):
+                return Cell.of(values, math.nan, paired)
+        return Cell.of(values, math.hypot(self.error, other.error))
 
     def __str__(self) -> str:
         if self.n == 0:
@@ -186,8 +238,10 @@ def cell_of(
     """One number over the seeds of some runs: avg, std, all, worst, a domain or a measure."""
     found = [(r, o) for r in runs if (o := r.outcome(protocol, choice)) is not None]
     values = [o.metrics.value(key) for _, o in found]
-    error = found[0][0].error(found[0][1], key) if len(found) == 1 else math.nan
-    return Cell.of(values, error)
+    if len(found) != 1:
+        return Cell.of(values)
+    run, outcome = found[0]
+    return Cell.of(values, run.error(outcome, key), run.draws(protocol, outcome.round, key))
 
 
 @dataclass(frozen=True)
@@ -210,6 +264,7 @@ class Comparison:
     failures: list[Failure] = field(default_factory=list)
     path: Path | None = None
     notes: list[str] = field(default_factory=list)  # runs in the folder that are of older data
+    against: str | None = None  # the method that tables compare the others with, if any
 
     @property
     def methods(self) -> list[str]:
@@ -268,10 +323,12 @@ class Comparison:
         scenario: str,
         protocol: str,
         choice: Choice = "selected",
+        *,
+        key: str = "avg",
     ) -> Cell:
-        """AVG of a method minus that of a reference, seed by seed; ``interval`` says how sure.
+        """A number of a method minus that of a reference, seed by seed; ``interval``: how sure.
 
-        Seeds that only one of them has are left out.
+        ``key`` is as in :meth:`cell`. Seeds that only one of them has are left out.
         """
         seeds = [{r.config.seed for r in self.of(m, scenario)} for m in (method, reference)]
         common = seeds[0] & seeds[1]
@@ -279,7 +336,7 @@ class Comparison:
             [r for r in self.of(name, scenario) if r.config.seed in common]
             for name in (method, reference)
         )
-        return cell_of(own, protocol, "avg", choice).minus(cell_of(other, protocol, "avg", choice))
+        return cell_of(own, protocol, key, choice).minus(cell_of(other, protocol, key, choice))
 
     def __repr__(self) -> str:
         seeds = len({r.config.seed for r in self.results})

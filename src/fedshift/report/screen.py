@@ -15,12 +15,11 @@ from rich.text import Text
 from fedshift.core.analysis import analysis
 from fedshift.report.fitted import FittedTable
 from fedshift.report.further import by_domain
-from fedshift.report.results import Comparison, RunResult
+from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
     NONE,
     Summary,
-    TableRow,
     choice_name,
     domains_of,
     joined,
@@ -47,16 +46,17 @@ def _screen(summary: Summary) -> Iterable[RenderableType]:
         [method, *cells, *traffic] for method, cells, traffic in summary.lines(_shown)
     ]
     yield FittedTable(summary.scenario, summary.headings, lines)
-    if summary.apart:
-        heads = ["method", *map(summary.heading, summary.columns)]
-        yield FittedTable(f"difference to {summary.against}", heads, summary.apart)
     yield Text(summary.note)
+    if summary.apart:
+        yield Text("")
+        yield FittedTable(f"difference to {summary.against}", summary.apart_headings, summary.apart)
+        yield Text(summary.apart_note)
     yield Text(joined(summary.confounders) + "\n", style="dim")
 
 
-def _shown(row: TableRow, best: bool) -> Text:
-    text = Text(row.avg.shown, style="bold" if best else "")
-    return text.append(row.mark, style="bold red")
+def _shown(cell: Cell, mark: str, best: bool) -> Text:
+    text = Text(cell.shown, style="bold" if best else "")
+    return text.append(mark, style="bold red")
 
 
 def detail(result: RunResult) -> RenderableType:
@@ -78,6 +78,11 @@ def detail(result: RunResult) -> RenderableType:
         lines.append(f"{part}: " + ", ".join(f"{key} {value}" for key, value in promise.items()))
     for client, rows in facts.get("lost", {}).items():
         lines.append(f"lost {len(rows)} times: {client}, at last in round {rows[-1]['round']}")
+    for client, told in facts.get("capped", {}).items():
+        lines.append(
+            f"weight bounded: {client}, in {told['rounds']} rounds; it would have been "
+            f"{told['weight']:.3g} of the mean"
+        )
     dim = Text(joined(facts["confounders"]), style="dim")
     tables = [t for p in known for t in (_protocol(result, p), _further(result, p)) if t]
     return Group(head, *tables, *map(Text, lines), dim)

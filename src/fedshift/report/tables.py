@@ -6,8 +6,9 @@ round that was chosen on test data as if it were chosen fairly.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from statistics import fmean
 from typing import TypeVar
@@ -19,6 +20,12 @@ T = TypeVar("T")
 NONE = "\N{EN DASH}"
 CHOICES: tuple[Choice, ...] = ("selected", "last", "oracle")
 MEASURES = ("avg", "std", "all", "worst")
+FURTHER = {  # columns beside AVG where classes are uneven
+    "auroc": "AUROC",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+}
+UNEVEN = 1.5  # classes are uneven if the largest has more than so many times the smallest
 RULES = {
     "validation": "round chosen on validation data",
     "last": "last round, nothing chosen",
@@ -41,6 +48,11 @@ class TableRow:
     down: float
     seeds: int
     rules: tuple[str, ...]  # how rounds were chosen
+    further: dict[str, Cell] = field(default_factory=dict)  # by measure, the mean over domains
+
+    def cell(self, key: str) -> Cell:
+        """AVG, or one of the further measures."""
+        return self.avg if key == "avg" else self.further[key]
 
     @property
     def oracle(self) -> bool:
@@ -87,7 +99,27 @@ def _row(
         down=fmean(t["down"] for t in traffic),
         seeds=len({r.config.seed for r in runs}),
         rules=tuple(dict.fromkeys(o.rule for o in outcomes)),
+        further={m: cell_of(runs, protocol, m, choice) for m in FURTHER},
     )
+
+
+def uneven(runs: Sequence[RunResult]) -> bool:
+    """Whether accuracy alone misleads: test samples of some domain are unevenly distributed.
+
+    That is, its largest class has more than ``UNEVEN`` times as many as its smallest one that
+    occurs, by the confusion matrices of the selected rounds. Several labels per sample always
+    count as uneven: most answers are no. Where nothing is known of the classes, nothing is said.
+    """
+    if any(r.config.scenario.objective == "multi-label" for r in runs):
+        return True
+    for outcome in (o for r in runs for p in r.summary["protocols"] if (o := r.outcome(p))):
+        for cells in outcome.metrics.confusion.values():
+            counts: Counter[int] = Counter()
+            for true, _, count in cells:
+                counts[true] += count
+            if max(counts.values()) > UNEVEN * min(counts.values()):
+                return True
+    return False
 
 
 def runs_of(comparison: Comparison, scenario: str) -> list[RunResult]:
@@ -194,18 +226,25 @@ class Summary:
     confounders: dict[str, str]
     samples: str = ""  # test samples of each domain
     against: str = ""  # the method that the others are compared with
-    differences: Mapping[str, Sequence[Cell]] = field(default_factory=dict)  # by protocol, to it
+    differences: Mapping[tuple[str, str], Sequence[Cell]] = field(default_factory=dict)
     measure: str = "Accuracy in per cent"
+    further: tuple[str, ...] = ()  # measures that have columns too, as classes are uneven
 
     @property
     def rows(self) -> list[TableRow]:
         """The rows of the first protocol, one per method."""
         return next(iter(self.columns.values()), [])
 
-    def heading(self, protocol: str) -> str:
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """Protocol and measure of each column of numbers."""
+        return [(protocol, key) for protocol in self.columns for key in ("avg", *self.further)]
+
+    def heading(self, protocol: str, key: str = "avg") -> str:
         """The title of a column; a choice on test data is marked in it."""
         oracle = any(row.oracle for row in self.columns[protocol])
-        return f"{protocol} (ORACLE: chosen on test data)" if oracle else protocol
+        name = protocol if key == "avg" else f"{protocol} {FURTHER[key]}"
+        return f"{name} (ORACLE: chosen on test data)" if oracle else name
 
     @property
     def chosen(self) -> str:
@@ -216,12 +255,14 @@ class Summary:
     def note(self) -> str:
         """What the numbers are: measure, seeds and selection rule."""
         samples = f"; test samples: {self.samples}" if self.samples else ""
-        number = f"{self.measure}, AVG over domains, {seeds_note(self.rows)}"
+        further = ", ".join(FURTHER[key] for key in self.further)
+        beside = f" ({further} too, as classes are uneven)" if further else ""
+        number = f"{self.measure}{beside}, AVG over domains, {seeds_note(self.rows)}"
         return f"{number}; {self.chosen}{samples}; bold: a lead beyond the interval"
 
     @property
     def apart(self) -> list[list[str]]:
-        """Per method other than the reference: its label, its difference under each protocol."""
+        """Per method other than the reference: its label, its difference in each column."""
         table = zip(*self.differences.values(), strict=True) if self.differences else ()
         return [
             [row.method, *map(signed, cells)]
@@ -230,16 +271,32 @@ class Summary:
         ]
 
     @property
+    def apart_note(self) -> str:
+        """What the differences are."""
+        return (
+            f"Difference to {self.against}, paired by seed (with one seed: by test sample, where "
+            "predictions were kept), ± 95 % interval"
+        )
+
+    @property
+    def apart_headings(self) -> list[str]:
+        """The titles of the columns of :attr:`apart`."""
+        return [f"minus {self.against}", *(self.heading(*key) for key in self.keys)]
+
+    @property
     def headings(self) -> list[str]:
         """The titles of all columns of :meth:`lines`."""
-        return ["method", *map(self.heading, self.columns), "up/round", "down/round"]
+        return ["method", *(self.heading(*key) for key in self.keys), "up/round", "down/round"]
 
-    def lines(self, cell: Callable[[TableRow, bool], T]) -> list[tuple[str, list[T], list[str]]]:
-        """Per method: its label, ``cell(row, best)`` per protocol, bytes up and down per round."""
+    def lines(self, cell: Callable[[Cell, str, bool], T]) -> list[tuple[str, list[T], list[str]]]:
+        """Per method: its label, ``cell(value, mark, best)`` per column, bytes up and down."""
         columns = []
-        for found in self.columns.values():
-            best = leaders([row.avg for row in found], [row.oracle for row in found])
-            columns.append([cell(row, b) for row, b in zip(found, best, strict=True)])
+        for protocol, key in self.keys:
+            found = self.columns[protocol]
+            best = leaders([row.cell(key) for row in found], [row.oracle for row in found])
+            columns.append(
+                [cell(row.cell(key), row.mark, b) for row, b in zip(found, best, strict=True)]
+            )
         return [
             (row.method, [column[i] for column in columns], [size(row.up), size(row.down)])
             for i, row in enumerate(self.rows)
@@ -247,7 +304,11 @@ class Summary:
 
 
 def summaries(comparison: Comparison, against: str | None = None) -> list[Summary]:
-    """One summary per scenario; with ``against``, the differences to that method too."""
+    """One summary per scenario, with the differences to a method if one is named.
+
+    ``against`` names it, or the comparison does.
+    """
+    against = against or comparison.against
     if against is not None and against not in comparison.methods:
         raise UnknownNameError.of("method of these runs", against, comparison.methods)
     return [_summary(comparison, name, against or "") for name in comparison.scenarios]
@@ -255,21 +316,22 @@ def summaries(comparison: Comparison, against: str | None = None) -> list[Summar
 
 def _summary(comparison: Comparison, name: str, against: str) -> Summary:
     found = {p: rows(comparison, name, p) for p in comparison.protocols(name)}
-    differences = {
-        p: [comparison.difference(row.method, against, name, p) for row in table]
-        for p, table in found.items()
-        if against
-    }
     runs = runs_of(comparison, name)
-    return Summary(
+    made = Summary(
         name,
         found,
         confounders(runs),
         samples_note(runs),
-        against,
-        differences,
-        measure_note(runs[0]),
+        measure=measure_note(runs[0]),
+        further=tuple(FURTHER) if uneven(runs) else (),
     )
+    if not against:
+        return made
+    differences = {
+        (p, key): [comparison.difference(row.method, against, name, p, key=key) for row in found[p]]
+        for p, key in made.keys
+    }
+    return replace(made, against=against, differences=differences)
 
 
 def measure_note(result: RunResult) -> str:

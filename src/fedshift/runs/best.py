@@ -5,6 +5,7 @@ states and personal entries are in files of their own, one per client and round 
 which are only ever replaced and never edited; so keeping those of a round means a hard link to
 each, whatever their size. The layout::
 
+    preparation.json                         how raw data become inputs, to be replayed
     best/model.json                          shape of an input, names of the classes
     best/ROUND/shared.safetensors            shared entries after that round
     best/ROUND/scoring.safetensors           what parts predict with besides, if anything
@@ -24,11 +25,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedshift.base.files import readable_errors
+from fedshift.base.files import readable_errors, write_json
 from fedshift.base.tensor_files import write_tensors
 
 FOLDER = "best"
 STORES = ("clients", "personal")
+PREPARATION = "preparation.json"
+
+
+def keep_preparation(path: Path, found: Mapping[str, Any]) -> None:
+    """Write how raw data became the inputs of a run, for predictions (``experiment.raw``)."""
+    write_json(path / PREPARATION, found)
 
 
 def keep_round(
@@ -46,13 +53,13 @@ def keep_round(
             write_tensors(folder / "scoring.safetensors", dict(scoring), {"round": round_})
         for store in STORES:
             if (path / "checkpoints" / store).is_dir():
-                _link_newest(path / "checkpoints" / store, folder / store, round_)
+                link_newest(path / "checkpoints" / store, folder / store, round_)
 
 
-def _link_newest(store: Path, target: Path, round_: int) -> None:
+def link_newest(store: Path, target: Path, round_: int) -> None:
     """Link each client's newest file that is not from a round later than ``round_``."""
     target.mkdir(parents=True)
-    for client in store.iterdir():
+    for client in [one for one in store.iterdir() if one.is_dir()] if store.is_dir() else []:
         rounds = [int(f.stem) for f in client.glob("*.safetensors") if int(f.stem) <= round_]
         if rounds:
             link(client / f"{max(rounds)}.safetensors", target / f"{client.name}.safetensors")

@@ -120,6 +120,9 @@ METRICS: TypeAdapter[Any] = TypeAdapter(list[MetricsRow])
 LEDGER: TypeAdapter[Any] = TypeAdapter(list[LedgerRow])
 ROSTER: TypeAdapter[Any] = TypeAdapter(dict[str, Enrolled])
 SUMMARY: TypeAdapter[Any] = TypeAdapter(SummaryContent)
+Round = Annotated[int, Field(ge=-1, le=2**53, strict=True)]
+Visits = Annotated[list[Round], Field(min_length=2, max_length=2)]
+VISITS: TypeAdapter[Any] = TypeAdapter(dict[str, Visits | None])
 
 
 def checked(value: Any, kind: TypeAdapter[Any], path: Path) -> Any:

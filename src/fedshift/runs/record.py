@@ -29,7 +29,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,10 @@ from fedshift.core.server import Server
 from fedshift.core.state import DiskStore, MemoryStore, StateStore
 from fedshift.engine.compute import Compute
 from fedshift.runs import best
-from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, checked
+from fedshift.runs.contents import LEDGER, METRICS, ROSTER, SUMMARY, VISITS, checked
+from fedshift.runs.ledger import Ledger
 from fedshift.runs.run_file import write_run_file
+from fedshift.runs.seal import Seal
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
 
@@ -70,7 +71,7 @@ class Record:
         self.config, self.path = config, path
         self.on_reply, self.on_loss = on_reply, on_loss
         self.metrics: list[Row] = []
-        self.ledger: list[Row] = []
+        self.book = Ledger()
         self.pending: Row | None = None  # row of the last round while its scores are missing
         self.spending: Spending | None = None  # set where a privacy part accounts for requests
         self._written = {"metrics": 0, "ledger": 0}
@@ -81,42 +82,50 @@ class Record:
         )
         self._roster: Mapping[str, Update] | None = None  # the one that is on disk
         self._unsettled = False  # whether models of rounds are on disk that may not be selected
+        self._seal: Seal | None = None  # of the files in ``path``, once they are created
 
     # observer
+    @property
+    def ledger(self) -> list[Row]:
+        """Lines of the ledger so far."""
+        return self.book.rows
+
     def sent(self, message: Broadcast) -> None:
         """Add a message from the server to a client to the ledger."""
         if self.spending is not None and message.task == "train":
             self.spending.ask(message.round, message.client)
-        self._note(message, "down")
+        self.book.sent(message)
 
     def received(self, update: Update) -> None:
         """Add a reply to the ledger, also one that is rejected later."""
-        self._note(update, "up")
+        self.book.received(update)
         if self.on_reply is not None:
             self.on_reply(update)
 
     def lost(self, lost: Lost) -> None:
         """Add a message that got no valid reply to the ledger, with the reason."""
-        row = {"round": lost.round, "task": lost.task, "client": lost.client}
-        self.ledger.append(
-            row | {"direction": "lost", "bytes": 0, "kinds": {}, "reason": lost.reason}
-        )
+        self.book.lost(lost)
         if self.on_loss is not None:
             self.on_loss(lost)
 
     def note_privacy(self, round_: int, part: str, promise: Mapping[str, Any]) -> None:
         """Add to the ledger what a privacy part guarantees at the end of a round."""
-        row = {"round": round_, "task": "privacy", "client": "", "direction": "none", "bytes": 0}
-        self.ledger.append(row | {"kinds": {}, "part": part, "guarantee": dict(promise)})
+        self.book.note(round_, "privacy", "", part=part, guarantee=dict(promise))
+
+    def note_capped(self, round_: int, weights: Mapping[str, float], most: float) -> None:
+        """Add to the ledger whose weight was bounded, and what it would have been."""
+        for client, weight in sorted(weights.items()):
+            reason = f"a weight of {weight:.4g} in the mean, and max_weight is {most:g}"
+            self.book.note(round_, "weight", client, weight=weight, reason=reason)
 
     def note_facts(self, round_: int, client: str, text: str) -> None:
         """Add to the ledger what a remote site reported about itself before it was asked to train.
 
-        Not part of :meth:`traffic`, which is that of the method, the same wherever sites are.
+        Not part of ``traffic``, which is that of the method, the same wherever sites are.
         """
-        row = {"round": round_, "task": "facts", "client": client, "direction": "up"}
         size = len(text.encode())
-        self.ledger.append(row | {"bytes": size, "kinds": {"facts": size}})
+        told = {"direction": "up", "bytes": size, "kinds": {"facts": size}}
+        self.book.note(round_, "facts", client, **told)
 
     def visits(self) -> Counter[str]:
         """How often each client was asked to train, repeated requests included.
@@ -124,47 +133,20 @@ class Record:
         Privacy accounting uses it: a request counts even if its reply was lost or its round was
         repeated. The ledger is the fallback for a run that began before requests were counted.
         """
-        rows = (r for r in self.ledger if (r["task"], r["direction"]) == ("train", "down"))
-        listed: Counter[str] = Counter(row["client"] for row in rows)
+        listed = self.book.visits()
         return listed if self.spending is None else listed | self.spending.visits()
 
     def losses(self) -> dict[str, list[Row]]:
         """Round, task and reason of every loss, by client."""
-        out: dict[str, list[Row]] = defaultdict(list)
-        for row in self.ledger:
-            if row["direction"] == "lost":
-                out[row["client"]].append({k: row[k] for k in ("round", "task", "reason")})
-        return dict(sorted(out.items()))
+        return self.book.losses()
 
     def unscored(self, round_: int) -> list[str]:
-        """Clients whose scores are missing in a round: the latest request to score was lost.
-
-        Read from the end of the ledger, where the lines about scoring this round are. Under
-        ``on_loss=wait`` a loss may be followed by a reply; the latest line counts.
-        """
-        rows = takewhile(lambda row: row["round"] == round_, reversed(self.ledger))
-        last: dict[tuple[str, str], str] = {}
-        for row in rows:
-            if row["task"] in ("score", "assess") and row["direction"] in ("up", "lost"):
-                last.setdefault((row["client"], row["task"]), row["direction"])
-        return sorted({client for (client, _), direction in last.items() if direction == "lost"})
-
-    def _note(self, message: Broadcast | Update, direction: str) -> None:
-        """One line of the ledger: the message's size in bytes, by kind of content."""
-        row = {"round": message.round, "task": message.task, "client": message.client}
-        kinds = message.bytes_by_kind()
-        self.ledger.append(
-            row | {"direction": direction, "bytes": sum(kinds.values()), "kinds": kinds}
-        )
+        """Clients whose scores are missing in a round."""
+        return self.book.unscored(round_)
 
     def traffic(self, task: str | None = None) -> dict[str, int]:
         """Bytes by direction, for one task or for all of them."""
-        out = {"down": 0, "up": 0}
-        for row in self.ledger:
-            counted = row["task"] != "facts" and task in (None, row["task"])
-            if counted and row["direction"] in out:
-                out[row["direction"]] += row["bytes"]
-        return out
+        return self.book.traffic(task)
 
     # files
     def create(self, compute: Compute) -> None:
@@ -173,6 +155,7 @@ class Record:
             content = config_json(self.config, compute)
             write_json(self.path / "config.json", content, durable=True)
             write_run_file(self.path, self.config, compute)
+            self._seal = Seal.of(self.path, self.config, compute)
 
     def commit(self, server: Server, row: Row) -> None:
         """Finish a round with a complete row: append its lines, then replace the checkpoint."""
@@ -217,19 +200,24 @@ class Record:
             write_json(self.path / "checkpoints" / "roster.json", pack_roster(server.roster))
             self._roster = server.roster
         tensors = pack_server(server)
-        meta = {"round": server.round}
+        meta = {"round": server.round, "visits": server.visits}
         checkpoint = self.path / "checkpoints" / "server.safetensors"
-        write_tensors(checkpoint, tensors, meta, durable=True)
+        sealed = {"seal": self._sealed(server.round)}
+        write_tensors(checkpoint, tensors, meta | sealed, durable=True)
         self._pending_path(server.round - 1).unlink(missing_ok=True)
         self._settle_best()
+
+    def _sealed(self, round_: int) -> Row:
+        assert self._seal is not None
+        chosen = set(selected_rounds(self.config, self.metrics).values())
+        return self._seal.take(round_, self._pending_path(round_), chosen)
 
     def _append(self, kind: str, rows: list[Row]) -> None:
         """Append the rows that are not on disk yet."""
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
-        text = "".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :])
         with readable_errors(path), path.open("a") as file:
-            file.write(text)
+            file.write("".join(json.dumps(row) + "\n" for row in rows[self._written[kind] :]))
         self._written[kind] = len(rows)
 
     def keep_best(self, model: Tree, scoring: Tree, row: Row) -> None:
@@ -272,17 +260,23 @@ class Record:
         process was killed after the lines of the next round were appended and before its
         checkpoint.
         """
-        checkpoint = self.path / "checkpoints" / "server.safetensors" if self.path else None
-        if checkpoint is None or not checkpoint.exists():
+        if self.path is None or self._seal is None:
+            return False
+        checkpoint = self.path / "checkpoints" / "server.safetensors"
+        if not checkpoint.exists():
+            self._seal.require_new()
             return False
         tensors, meta = read_tensors(checkpoint)
         server.round = round_of(meta, checkpoint)
+        if "seal" in meta:  # not in runs that began before there were any
+            self._seal.require(meta["seal"], server.round, self._pending_path(server.round))
         unpack_server(server, tensors)
         roster = checkpoint.with_name("roster.json")
         server.roster = unpack_roster(checked(read_json(roster), ROSTER, roster))
         self._roster = server.roster
+        server.visits = visits_of(meta, server.roster, checkpoint)
         self.metrics = self._rewind("metrics", server.round)
-        self.ledger = self._rewind("ledger", server.round)
+        self.book.rows = self._rewind("ledger", server.round)
         waiting = self._pending_path(server.round)
         settled = bool(self.metrics) and self.metrics[-1]["round"] == server.round
         self.pending = None
@@ -297,7 +291,9 @@ class Record:
         assert self.path is not None
         path = self.path / f"{kind}.jsonl"
         rows = [row for row in read_lines(path) if row["round"] <= last]
-        write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), durable=True)
+        if self._seal is None or not self._seal.found:  # it has cut the file already
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            write_bytes(path, text.encode(), durable=True)
         self._written[kind] = len(rows)
         return rows
 
@@ -315,20 +311,6 @@ def config_json(config: RunConfig, compute: Compute) -> Row:
         "environment": environment(),
         "compute": compute.describe(),
     }
-
-
-def read_compute(path: Path | None) -> Compute | None:
-    """The compute settings with which the run in ``path`` began; None if there is no run."""
-    file = path / "config.json" if path else None
-    if file is None or not file.exists():
-        return None
-    try:
-        held = read_json(file).get("compute")
-        return Compute(**held) if held else None
-    except (TypeError, AttributeError) as error:
-        raise RunError(
-            f"{file} is damaged: its compute settings cannot be read ({error})"
-        ) from None
 
 
 def read_config(path: Path) -> RunConfig:
@@ -368,6 +350,16 @@ def round_of(meta: Row, path: Path) -> int:
     if type(found) is not int or found < 0:
         raise RunError(f"{path} is damaged: its round is {found!r}; restore it, or delete the run")
     return found
+
+
+def visits_of(
+    meta: Row, roster: Mapping[str, Update], path: Path
+) -> dict[str, tuple[int, int] | None]:
+    """When clients were last visited; runs that began before it was kept do not know."""
+    if "visits" not in meta:
+        return dict.fromkeys(roster)
+    found = checked(meta["visits"], VISITS, path)
+    return {client: None if pair is None else tuple(pair) for client, pair in found.items()}
 
 
 def pack_server(server: Server) -> Tree:

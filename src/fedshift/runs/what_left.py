@@ -40,6 +40,15 @@ class Left:
     declared: str  # what it is; empty if nobody has declared it
 
 
+def preparation_line(client: str, size: int, what: str) -> dict[str, Any]:
+    """A line of the ledger, in round 0: what a site told for the common preparation of tables.
+
+    Like facts it is not part of a run's traffic, which is that of the method.
+    """
+    row = {"round": 0, "task": "preparation", "client": client, "direction": "up"}
+    return row | {"bytes": size, "kinds": {"preparation": size}, "what": what}
+
+
 def what_left(path: Path, method: Method | None = None) -> list[Left]:
     """Every kind that left a site, in the order of the ledger.
 
@@ -62,6 +71,7 @@ def _of_row(row: Mapping[str, Any], known: Mapping[str, str]) -> list[Left]:
     if row["direction"] != "up":
         return []
     task = row["task"]
+    known = {**known, "": str(row.get("what", ""))}
     return [
         Left(row["round"], row["client"], task, kind, int(size), _declared(kind, task, known))
         for kind, size in row["kinds"].items()
@@ -74,6 +84,8 @@ def _declared(kind: str, task: str, known: Mapping[str, str]) -> str:
         return known.get(part, "")
     if section == "scalars":
         return SCALARS.get(task, "number of examples")
+    if section == "preparation":
+        return known[""]  # the line itself says what it holds
     return SECTIONS.get(section, "")
 
 

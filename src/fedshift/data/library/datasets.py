@@ -24,7 +24,15 @@ from fedshift.base.files import home, write_bytes, write_json
 from fedshift.base.logs import warn_once
 from fedshift.base.settings import convert
 from fedshift.data.catalogue import CATALOGUE, DatasetCard, Variant
-from fedshift.data.library.prepare import Report, load, prepare, prepared, read_about, store_of
+from fedshift.data.library.prepare import (
+    Report,
+    load,
+    prepare,
+    prepared,
+    read_about,
+    read_preparation,
+    store_of,
+)
 from fedshift.data.registry import DATASETS, register_dataset
 from fedshift.data.samples import Domain
 from fedshift.data.sources.limits import Limits
@@ -189,6 +197,13 @@ def card_of(name: str) -> DatasetCard:
     if name not in cards:
         raise UnknownNameError.of("dataset", name, cards)
     return cards[name]
+
+
+def preparation_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the raw data of a dataset became inputs; empty where their shape says it all."""
+    card = (dict(CATALOGUE) | own_cards()).get(name)
+    folder = store_of(card, variant_of(card, options)) if card else None
+    return read_preparation(folder) if folder and (folder / "dataset.json").exists() else {}
 
 
 def add(  # noqa: PLR0913  one keyword per choice

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from fedshift.base.errors import UnknownNameError
 from fedshift.base.files import home
+from fedshift.data.encoders import encoded
 from fedshift.data.library.datasets import own_datasets
 from fedshift.data.registry import DATASETS
 from fedshift.data.samples import Domain
@@ -30,7 +31,8 @@ _LOADED: dict[tuple[str, str], tuple[Stamp | None, Mapping[str, Domain]]] = {}
 def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
     """The stored domains of a dataset; ``options`` is a JSON object.
 
-    They are read once per process, and again if the dataset has been prepared anew meanwhile.
+    They are read once per process, and again if the dataset has been prepared anew meanwhile. The
+    option ``encoder`` is one of every dataset of images: their features, see ``data.encoders``.
     """
     stamp, domains = _LOADED.get((dataset, options), (None, None))
     if domains is not None and stamp in (None, _stamp(dataset)):
@@ -38,10 +40,14 @@ def load(dataset: str, options: str = "{}") -> Mapping[str, Domain]:
     datasets()
     entry = DATASETS.get(dataset)
     given = json.loads(options)
+    encoder = given.pop("encoder", None) if "encoder" not in entry.options else None
     for key in given:
         if key not in entry.options:
             raise UnknownNameError.of(f"option of dataset {dataset!r}", key, entry.options)
     found = entry.build(**given)
+    if encoder:
+        folder = home() / ".features"
+        found = {name: encoded(domain, encoder, folder) for name, domain in found.items()}
     _LOADED[dataset, options] = _stamp(dataset), found
     return found
 

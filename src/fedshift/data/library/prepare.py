@@ -90,6 +90,20 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
+def read_preparation(folder: Path) -> dict[str, Any]:
+    """How raw data became the inputs of a prepared variant, as far as it is not in its shape.
+
+    ``table``: the content of preparation.json, see ``sources.tables``; ``spans``: by domain, the
+    values that became 0 and 255 in images of more than 8 bits.
+    """
+    out: dict[str, Any] = {}
+    if (folder / "preparation.json").exists():
+        out["table"] = json.loads((folder / "preparation.json").read_text())
+    if spans := read_about(folder).get("spans"):
+        out["spans"] = spans
+    return out
+
+
 def read_report(folder: Path) -> Report:
     """The report of a preparation: what was left out and why, and notes."""
     path = folder / "report.json"
@@ -159,6 +173,8 @@ def _keep(part: Path, read: Read, about: dict[str, Any], report: Report) -> None
     about["classes"] = list(domain.classes)
     about["objective"] = domain.objective
     about["bytes"] += sum(getattr(domain, name).nbytes for name in ARRAYS)
+    if read.span is not None:
+        about.setdefault("spans", {})[domain.name] = read.span
     report["left_out"] += read.left_out
     report["notes"] += read.notes
     counts = rows_of_classes(domain)

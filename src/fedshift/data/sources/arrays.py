@@ -61,7 +61,7 @@ class ArraySource:
         """The rows of the given classes, labelled by their order."""
         rows = self.load()
         order = {name: i for i, name in enumerate(classes)}
-        y = np.array([order.get(str(name), -1) for name in rows.labels], dtype=np.int64)
+        y = np.array([order.get(str(name), -1) for name in rows.labels.tolist()], dtype=np.int64)
         kept = np.flatnonzero(y >= 0)
         x = rows.x if len(kept) == len(y) else rows.x[kept]
         if x.ndim == 4:

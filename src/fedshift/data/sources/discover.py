@@ -276,7 +276,7 @@ def _renamed(card: DatasetCard, source: ImageSource | ArraySource) -> ImageSourc
 
 def _relabelled(source: ArraySource, names: Mapping[str, str]) -> Rows:
     rows = source.load()
-    return replace(rows, labels=np.array([names[str(label)] for label in rows.labels]))
+    return replace(rows, labels=np.array([names[str(label)] for label in rows.labels.tolist()]))
 
 
 def read_entry(

@@ -36,6 +36,7 @@ from fedshift.data.sources.pixels import (
     Deep,
     Encoded,
     PixelArray,
+    Span,
     common_span,
     flat,
     peek,
@@ -92,7 +93,9 @@ class ImageSource:
         given = split if (split >= 0).all() else None
         domain = assemble(self.name, found.x, y, given, classes)
         left_out = (*self.left_out, *found.problems)
-        return Read(domain, tuple(item.id for item in items), left_out, found.notes)
+        ids = tuple(item.id for item in items)
+        span = found.span.limits if found.span else None
+        return Read(domain, ids, left_out, found.notes, span)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Decoded:
     kept: list[int]
     problems: list[str]
     notes: tuple[str, ...] = ()
+    span: Span | None = None  # by which images of more than 8 bits became bytes
 
 
 def decode_all(
@@ -113,8 +117,13 @@ def decode_all(
     return found.x, found.kept, found.problems
 
 
-def decode_items(name: str, items: Sequence[Item], size: int | None, limits: Limits) -> Decoded:
-    """Decode images in threads; those of more than 8 bits twice, first for their range."""
+def decode_items(
+    name: str, items: Sequence[Item], size: int | None, limits: Limits, span: Span | None = None
+) -> Decoded:
+    """Decode images in threads; those of more than 8 bits twice, first for their range.
+
+    ``span`` is that range if it is known, as of images that a model was trained on.
+    """
     if any(isinstance(i.data, Path) and i.data.suffix.lower() in DICOM for i in items):
         require("pydicom", "DICOM images need pydicom", "'fedshift[dicom]'")
     decoder = Decoder(size, limits)
@@ -126,8 +135,8 @@ def decode_items(name: str, items: Sequence[Item], size: int | None, limits: Lim
             f"domain {name!r} has no image that can be read"
             + (f"; the first: {rows.problems[0]}" if rows.problems else "; expected class/*.jpg")
         )
-    notes = _fill_deep(name, rows, decoder)
-    return Decoded(rows.x[: len(rows.kept)], rows.kept, rows.problems, notes)
+    span, notes = _fill_deep(name, rows, decoder, span)
+    return Decoded(rows.x[: len(rows.kept)], rows.kept, rows.problems, notes, span)
 
 
 class _Rows:
@@ -162,11 +171,13 @@ class _Rows:
         self.kept.append(i)
 
 
-def _fill_deep(name: str, rows: _Rows, decoder: Decoder) -> tuple[str, ...]:
-    """Decode the images of more than 8 bits by their common range, and say which it is."""
+def _fill_deep(
+    name: str, rows: _Rows, decoder: Decoder, known: Span | None
+) -> tuple[Span | None, tuple[str, ...]]:
+    """Decode the images of more than 8 bits by the known or their common range; say which it is."""
     if not rows.deep:
-        return ()
-    span = common_span(rows.deep.values())
+        return None, ()
+    span = known or common_span(rows.deep.values())
     data = [rows.items[rows.kept[row]].data for row in rows.deep]
     again = _decoded(name, data, lambda one: decoder(one, span))
     for row, found in zip(rows.deep, again, strict=True):
@@ -175,7 +186,7 @@ def _fill_deep(name: str, rows: _Rows, decoder: Decoder) -> tuple[str, ...]:
         assert rows.x is not None
         rows.x[row] = found
     count = f"{len(rows.deep)} images of more than 8 bits"
-    return (f"domain {name!r} has {count}; their values {span} became 0 to 255",)
+    return span, (f"domain {name!r} has {count}; their values {span} became 0 to 255",)
 
 
 def scratch(shape: tuple[int, ...]) -> PixelArray:

@@ -45,6 +45,11 @@ class Span:
     low: float
     high: float
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Both values, as they are kept in a file."""
+        return self.low, self.high
+
     def to_bytes(self, values: NDArray[Any]) -> PixelArray:
         """Values as bytes, in proportion; what lies outside the span becomes 0 or 255."""
         scale = 255 / (self.high - self.low) if self.high > self.low else 0.0

@@ -32,6 +32,7 @@ class Read:
     ids: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    span: tuple[float, float] | None = None  # values that became 0 and 255, if more than 8 bits
 
 
 class Source(Protocol):

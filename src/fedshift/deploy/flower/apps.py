@@ -22,16 +22,17 @@ from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Update
 from fedshift.core.state import DiskStore
 from fedshift.data.federation import Federation
+from fedshift.deploy import models
 from fedshift.deploy.folders import SitePaths, read_site
 from fedshift.deploy.policy import Guard, read_policy
 from fedshift.deploy.runs import Request
 from fedshift.deploy.session import COMPUTE, play_request
-from fedshift.deploy.sites import facts_of, own_federation
+from fedshift.deploy.sites import facts_of, own_federation, own_preparation
 from fedshift.engine.attacks import refuse_attack
 from fedshift.engine.build import allowed_data, build_net
 from fedshift.engine.preflight import check_data
 from fedshift.engine.visit import Worker
-from fedshift.transports.flower.envelope import Envelope
+from fedshift.transports.flower.envelope import Envelope, from_envelope
 from fedshift.transports.flower.grid import FlowerGrid, client_app, respond
 from fedshift.transports.flower.site import Header, NodeConfig
 
@@ -52,6 +53,8 @@ class SiteWorker(Worker):
                 self.guard.before(message)
             if isinstance(self.store, DiskStore):
                 follow(self.store.folder, message)
+                if message.task == "enrol":
+                    models.forget(paths(), self.store.folder.name)
             update = super().visit(message)
             return update if self.guard is None else self.guard.after(message, update)
         except FedshiftError as error:
@@ -141,7 +144,22 @@ def _tell(error: FedshiftError) -> None:
     log.error("%s", error)
 
 
-client: ClientApp = client_app(open_worker, whoami)
+def keep_selected(run: RunConfig, header: Header) -> None:
+    """Keep this site's state of the rounds that are selected so far, before it is replaced."""
+    models.keep_states(paths(), run.name, header.selected)
+
+
+def take_model(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
+    """Keep the complete model of the selected round at this site."""
+    del node
+    run, here = header.read(), paths()
+    message = models.only_message(from_envelope(envelope, Broadcast), read_site(here.root).id)
+    own = own_federation(here, run)
+    models.keep_model(here, run, own, message, own_preparation(here, run))
+    return Envelope("", {})
+
+
+client: ClientApp = client_app(open_worker, whoami, keep_selected)
 server = ServerApp()
 
 
@@ -149,6 +167,12 @@ server = ServerApp()
 def answer_facts(message: Message, context: Context) -> Message:
     """Answer ``query.facts``: the site reports its classes, shape and counts."""
     return respond(message, context, introduce)
+
+
+@client.query("model")
+def answer_model(message: Message, context: Context) -> Message:
+    """Answer ``query.model``: the site keeps the model that the run reports."""
+    return respond(message, context, take_model)
 
 
 @server.main()

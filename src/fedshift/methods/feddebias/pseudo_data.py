@@ -23,13 +23,16 @@ from fedshift import (
     Batch,
     Client,
     ConfigError,
+    ModelSpec,
     Net,
     Output,
     Part,
+    PayloadSpec,
     Samples,
     Server,
     Tree,
     Update,
+    Uploads,
     setting,
 )
 
@@ -102,6 +105,13 @@ class PseudoData(Part):
                 f"{self.name}.size is 1 and the backbone has BatchNorm, which needs 2; raise it, "
                 "or use a backbone with norm=group"
             )
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Means of inputs (n, *shape), when a client enrols and, unless D_p is kept, each round."""
+        means = {"means": PayloadSpec((self.per_client, *model.net.shape))}
+        if self.kind != "rsm":
+            return {}
+        return {"enrol": means} if self.refresh == "once" else {"enrol": means, "train": means}
 
     # where D_p comes from
     def enrol(self, client: Client) -> Tree:

@@ -112,6 +112,11 @@ def require_scalars(message: M) -> M:
         for key, value in found.get(name, {}).items()
         if type(value) not in kinds or (type(value) is int and abs(value) > LARGEST)
     ]
+    visited = found.get("visited")
+    if visited is not None and [type(n) for n in visited] != [int, int]:
+        wrong.append("visited")
+    if type(found.get("kept", False)) is not bool:
+        wrong.append("kept")
     if wrong:
         raise ValueError(f"{wrong[0]} is not what it should be")
     return message

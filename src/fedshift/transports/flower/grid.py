@@ -27,6 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshift.base import seeds
 from fedshift.base.errors import RunError
+from fedshift.core.config import RunConfig
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
 from fedshift.transports.flower.envelope import Envelope
@@ -54,6 +55,7 @@ def to_records(envelope: Envelope, header: Header | None, arrays: dict[int, Arra
     config: dict[str, Any] = {"messages": envelope.text}
     if header is not None:
         config |= {"run": header.run, "fedshift": header.version}
+        config |= {"selected": list(header.selected)} if header.selected else {}
     record = ArrayRecord()
     for name, block in envelope.blocks.items():
         if id(block) not in arrays:
@@ -66,20 +68,27 @@ def from_records(content: RecordDict) -> tuple[Envelope, Header]:
     """Inverse of :func:`to_records`."""
     config = content.config_records["config"]
     blocks = {name: array.data for name, array in content.array_records["arrays"].items()}
-    header = Header(str(config.get("run", "")), str(config.get("fedshift", "")))
+    selected = config.get("selected", [])
+    rounds = tuple(r for r in selected if type(r) is int) if isinstance(selected, list) else ()
+    header = Header(str(config.get("run", "")), str(config.get("fedshift", "")), rounds)
     return Envelope(str(config["messages"]), blocks), header
 
 
-def client_app(open_worker: OpenWorker, whoami: WhoAmI = named) -> ClientApp:
+def client_app(
+    open_worker: OpenWorker,
+    whoami: WhoAmI = named,
+    before: Callable[[RunConfig, Header], None] | None = None,
+) -> ClientApp:
     """A ClientApp for any method: answers ``train``, ``query`` and ``query.whoami``.
 
     Args:
         open_worker: (run, node) -> Worker; called for each request, and free to return a worker
             that it has kept. ``node`` is the node's configuration, completed by the run's.
         whoami: (run, node) -> the client's id.
+        before: (run, header) -> None; called before each request's visits.
     """
     app = ClientApp()
-    handler = SiteHandler(open_worker, whoami)
+    handler = SiteHandler(open_worker, whoami, before)
 
     def answer(message: Message, context: Context) -> Message:
         return respond(message, context, handler.answer)

@@ -32,6 +32,7 @@ class Header:
 
     run: str  # RunConfig as JSON
     version: str = __version__
+    selected: tuple[int, ...] = ()  # rounds whose model would be reported if the run ended now
 
     @classmethod
     def of(cls, config: RunConfig) -> Header:
@@ -63,11 +64,13 @@ class SiteHandler:
     """Answers requests at a site.
 
     ``open_worker`` is called for each request; where the process outlives a request, it may return
-    the worker that it opened before.
+    the worker that it opened before. ``before`` is told the header, and may put aside what the
+    visits would replace.
     """
 
     open_worker: OpenWorker
     whoami: WhoAmI = named
+    before: Callable[[RunConfig, Header], None] | None = None  # any visit
 
     def introduce(self, header: Header, node: NodeConfig) -> Envelope:
         """Report which client this node is."""
@@ -86,6 +89,8 @@ class SiteHandler:
                 raise RunError(
                     f"a message for client {message.client} reached {me}; start the run anew"
                 )
+        if self.before is not None:
+            self.before(run, header)
         with one_thread():
             worker = self.open_worker(run, node)
             return to_envelope([worker.visit(message).own() for message in messages], {})

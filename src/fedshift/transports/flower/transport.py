@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedshift.base.errors import FedshiftError, RunError
+from fedshift.base.tree import MALFORMED
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.server import Policy
 from fedshift.core.state import MemoryStore, StateStore
-from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
+from fedshift.transports.flower.envelope import Envelope, from_envelope, short, to_envelope
 from fedshift.transports.flower.site import Header, error_from_site
 
 
@@ -204,7 +205,7 @@ class FlowerTransport:
         for name, reply in self._exchange(requests):
             if reply.envelope is None:
                 raise error_from_site(name, reply.failure)
-            client = str(json.loads(reply.envelope.text)["client"])
+            client = introduced(name, reply.envelope)
             if client in self._known.values():
                 raise RunError(f"two sites call themselves {client!r}; give each an id of its own")
             self._known[requests[name].node] = client
@@ -217,7 +218,8 @@ class FlowerTransport:
         while tickets:
             replies = self.grid.fetch(set(tickets))
             for reply in replies:
-                yield tickets.pop(reply.ticket), reply
+                if reply.ticket in tickets:  # else it has come before
+                    yield tickets.pop(reply.ticket), reply
             if tickets and not replies:
                 if time.monotonic() > until:
                     break
@@ -227,6 +229,14 @@ class FlowerTransport:
 
     def close(self) -> None:
         """Do nothing: whoever opened the grid closes it."""
+
+
+def introduced(node: str, envelope: Envelope) -> str:
+    """The client that a node says it is."""
+    try:
+        return str(json.loads(envelope.text)["client"])
+    except (*MALFORMED, RecursionError) as error:
+        raise RunError(f"{node} did not say which client it is ({short(error)})") from None
 
 
 def kind(batch: Sequence[Broadcast]) -> str:

@@ -19,23 +19,17 @@ import torch
 
 from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import ArraySource, Rows
-from fedshift.data.sources.source import Read, draw_test
+from fedshift.data.sources.source import Read
+from fedshift.data.sources.tables import agreement
 from fedshift.data.sources.tables import roles as found_roles
-from fedshift.data.sources.tables.preparation import (
-    CategoryPlan,
-    NumberPlan,
-    Plan,
-    TablePreparation,
-    TextPlan,
-    total,
-)
+from fedshift.data.sources.tables.agreement import agreed_plan, bare_plan
+from fedshift.data.sources.tables.drawn import is_drawn, splits
+from fedshift.data.sources.tables.preparation import TablePreparation, total
 from fedshift.data.sources.tables.reading import Array
 from fedshift.data.sources.tables.schema import TableSchema
-from fedshift.data.sources.tables.sites import SiteTable, drop_rows, read_sites, split_of
+from fedshift.data.sources.tables.sites import SiteTable, drop_rows, read_sites
 from fedshift.data.sources.tables.statistics import CategoryStatistics, Statistics
 from fedshift.data.sources.tables.targets import Targets, find_targets, label_columns
-
-RESERVED = ("split", "id")  # columns with a meaning of their own
 
 
 @dataclass(frozen=True)
@@ -73,18 +67,26 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     sites, notes = read_sites(paths, schema)
     columns = {site.name: site.columns for site in sites}
     targets = find_targets(columns, schema)
+    described = {s.name: agreement.describe(s, schema, targets.objective) for s in sites}
     sites = [site.without(label_columns(schema, site.columns)) for site in sites]
-    names = [n for n in sites[0].columns if n not in RESERVED]
-    summaries = [{n: found_roles.summary_of(s.columns[n]) for n in names} for s in sites]
+    names = agreement.input_names(sites[0])
+    summaries = [
+        {n: found_roles.ColumnSummary(**one["columns"][n]) for n in names}
+        for one in described.values()
+    ]
     roles = found_roles.find_roles(summaries, schema, names)
     used = [n for n in names if roles[n].role in found_roles.USED]
     notes += [*targets.notes, *_role_notes(sites, roles)]
     if schema.impute == "drop":
         sites, targets = _complete(sites, targets, used, schema)
     owners = [n for n in names if roles[n].role == "id-like"]
-    marks, more = _splits(sites, targets, used, owners)
+    marks, more = splits(sites, targets, used, owners)
     train = [{n: s.columns[n][m == 0] for n in used} for s, m in zip(sites, marks, strict=True)]
     plans, statistics = agree(train, roles, schema)
+    told = {
+        site.name: agreement.size_of(described[site.name], agreement.tell(own, schema))
+        for site, own in zip(sites, statistics, strict=True)
+    }
     fitted = fit_sites(plans, statistics, schema)
     out = Tables(notes=notes + more)
     for site, split, preparation in zip(sites, marks, fitted, strict=True):
@@ -92,6 +94,8 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     out.files["preparation.json"] = _record(sites, fitted, statistics, schema) | {
         "objective": targets.objective,
         "classes": list(targets.classes),
+        "owners": owners,
+        "told": told,
         "schema": schema.model_dump(mode="json"),
     }
     out.files["table.json"] = {
@@ -144,77 +148,17 @@ def _role_notes(
     return notes
 
 
-def _splits(
-    sites: Sequence[SiteTable], targets: Targets, used: Sequence[str], owners: Sequence[str]
-) -> tuple[list[Array], list[str]]:
-    """Split codes per site: the column ``split``, else a fifth of each class drawn as test.
-
-    ``owners`` are id-like columns: where one names several rows, they are drawn together.
-    """
-    out, notes = [], []
-    for site in sites:
-        given = split_of(site)
-        y = targets.y[site.name]
-        split = np.zeros(len(y), np.uint8) if given is None else given
-        if not (split == 2).any():
-            rows = np.flatnonzero(split == 0)
-            strata = y[rows] if targets.objective == "classification" else np.zeros(len(rows), int)
-            several = [n for n in owners if len(set(site.columns[n])) < len(site)]
-            split[rows] = draw_test(_content(site, several[:1] or used)[rows], strata, site.name)
-            notes += [
-                f"site {site.name!r}: rows of one {n!r} are drawn together" for n in several[:1]
-            ]
-            if given is not None:
-                notes.append(
-                    f"site {site.name!r}: column split marks no test rows; a fifth is drawn"
-                )
-        out.append(split)
-    return out, notes
-
-
-def _content(site: SiteTable, used: Sequence[str]) -> Array:
-    """The used cells as numbers (N, D), equal where rows are equal, to keep copies together."""
-    parts = []
-    for name in used:
-        column = site.columns[name]
-        if column.dtype == object:
-            codes: dict[Any, int] = {}
-            column = np.array([codes.setdefault(v, len(codes)) for v in column], np.float64)
-        parts.append(column)
-    return np.ascontiguousarray(np.stack(parts, axis=1))
-
-
 def agree(
     train: Sequence[Mapping[str, Array]],
     roles: Mapping[str, found_roles.ColumnRole],
     schema: TableSchema,
 ) -> tuple[TablePreparation, list[dict[str, Statistics]]]:
     """Plans that fit all sites, not yet fitted, and each site's statistics of its training rows."""
-    bare = TablePreparation(tuple(_bare(n, roles[n].role, schema) for n in train[0]))
+    bare = TablePreparation(tuple(bare_plan(n, roles[n].role, schema) for n in train[0]))
     statistics = [bare.count(columns) for columns in train]
-    return TablePreparation(tuple(_agreed(p, statistics, schema) for p in bare.plans)), statistics
-
-
-def _bare(name: str, role: str, schema: TableSchema) -> Plan:
-    if role == "text":
-        return TextPlan(name, schema.encoder, schema.words)
-    if role == "categorical":
-        return CategoryPlan(name)
-    return NumberPlan(name, date=role == "date")
-
-
-def _agreed(plan: Plan, sites: Sequence[Mapping[str, Statistics]], schema: TableSchema) -> Plan:
-    """With an indicator if a cell is missing at any site, and the categories of all sites."""
-    if isinstance(plan, TextPlan):
-        return plan
-    found = [site[plan.name] for site in sites]
-    lacks = any(one.missing for one in found)
-    if isinstance(plan, NumberPlan):
-        return replace(plan, indicator=lacks)
-    names = {c for one in found if isinstance(one, CategoryStatistics) for c in one.counts}
-    if len(names) > schema.one_hot:
-        return replace(plan, indicator=lacks, size=schema.hashed)
-    return replace(plan, indicator=lacks, categories=tuple(sorted(names)))
+    found = {p.name: [own[p.name] for own in statistics if p.name in own] for p in bare.plans}
+    plans = tuple(agreed_plan(p, found[p.name], schema) for p in bare.plans)
+    return TablePreparation(plans), statistics
 
 
 def fit_sites(
@@ -241,12 +185,6 @@ def _rows(site: SiteTable, preparation: TablePreparation, y: Array, split: Array
     return Rows(x, y, split, site.ids, site.left_out, is_drawn(site))
 
 
-def is_drawn(site: SiteTable) -> bool:
-    """Whether the table marks no test rows, so that they were drawn."""
-    given = split_of(site)
-    return given is None or not (given == 2).any()
-
-
 def _record(
     sites: Sequence[SiteTable],
     fitted: Sequence[TablePreparation],
@@ -254,17 +192,17 @@ def _record(
     schema: TableSchema,
 ) -> dict[str, Any]:
     """The file that replays the preparation, and what each site had to tell for it."""
-    leaves = ["names and roles of columns", "which columns have missing cells"]
-    if any(isinstance(one, CategoryStatistics) for one in statistics[0].values()):
-        leaves.append("names of categories")
+    categories = any(isinstance(one, CategoryStatistics) for one in statistics[0].values())
     numbers = {}
     if schema.statistics == "federated":
-        leaves.append("per column of numbers: rows, missing cells, sum, sum of squares")
-        leaves.append("per column of numbers: counts of values in bins of 2 % width")
-        leaves.append("per column of categories: rows, missing cells, rows of each category")
         sizes = [sum(one.size for one in own.values()) for own in statistics]
         numbers = {site.name: size for site, size in zip(sites, sizes, strict=True)}
-    record = {"statistics": schema.statistics, "leaves": leaves, "numbers": numbers, "sites": {}}
+    record = {
+        "statistics": schema.statistics,
+        "leaves": agreement.leaves(schema, categories=categories),
+        "numbers": numbers,
+        "sites": {},
+    }
     if schema.statistics == "federated":
         return record | {"all": fitted[0].to_json()}
     return record | {"sites": {s.name: p.to_json() for s, p in zip(sites, fitted, strict=True)}}

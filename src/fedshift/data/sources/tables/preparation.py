@@ -22,7 +22,13 @@ import numpy as np
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources import text
-from fedshift.data.sources.tables.reading import Array, as_texts, numbers_of
+from fedshift.data.sources.tables.reading import (
+    Array,
+    as_texts,
+    number_text,
+    numbers_of,
+    parse_numbers,
+)
 from fedshift.data.sources.tables.schema import MISSING, TableSchema
 from fedshift.data.sources.tables.statistics import (
     CategoryStatistics,
@@ -144,7 +150,8 @@ class CategoryPlan:
         cells = as_texts(column)
         width = self.size or len(self.categories)
         out = np.zeros((len(cells), width + self.indicator))
-        known = {c: i for i, c in enumerate(self.categories)}
+        known = {_normal(c): i for i, c in enumerate(self.categories)}
+        known |= {c: i for i, c in enumerate(self.categories)}
         place = {None: -1} | {c: self._place(c, known) for c in set(cells) if c is not None}
         at = np.array([place[c] for c in cells], dtype=np.int64)
         lacks = np.array([c is None for c in cells], dtype=bool)
@@ -156,9 +163,15 @@ class CategoryPlan:
 
     def _place(self, cell: str, known: Mapping[str, int]) -> int:
         if not self.size:
-            return known.get(cell, -1)
+            return known.get(cell, known.get(_normal(cell), -1))
         mark = hashlib.blake2b(cell.encode(), digest_size=8).digest()
         return int.from_bytes(mark, "big") % self.size
+
+
+def _normal(cell: str) -> str:
+    """A category as it would be spelt in a column of numbers: 1.0 is 1, whoever wrote it."""
+    number = parse_numbers([cell], frozenset())
+    return cell if number is None or np.isnan(number[0]) else number_text(number[0])
 
 
 @dataclass(frozen=True)
@@ -223,7 +236,11 @@ class TablePreparation:
 
     def _check(self, columns: Mapping[str, Array]) -> None:
         if lacking := [p.name for p in self.plans if p.name not in columns]:
-            raise DataError(f"the table has no column {', '.join(lacking)}; the model needs it")
+            have = ", ".join(list(columns)[:20]) or "nothing that is known"
+            raise DataError(
+                f"the table has no column {', '.join(lacking)}; the model needs it, and the table "
+                f"has {have}"
+            )
 
 
 def _fit(plan: Plan, statistics: Mapping[str, Statistics], schema: TableSchema) -> Plan:

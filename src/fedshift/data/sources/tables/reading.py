@@ -2,8 +2,8 @@
 
 ``federated`` calls :func:`read_table`. Delimiter, decimal comma and encoding are found unless the
 schema names them. A column is a float array, nan where a cell is missing, or an array of texts,
-None where one is missing. A csv is read in blocks, so that only one block is held as text; nothing
-is filled in here.
+None where one is missing. A csv is read in blocks (``cells``), so that only one block is held as
+text; nothing is filled in here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import csv
 import importlib
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.base.errors import DataError
+from fedshift.data.sources.tables.cells import Block, PlainCells, blocks_of, header_of
 from fedshift.data.sources.tables.schema import TableSchema
 
 Array = NDArray[Any]
-BLOCK = 16384  # lines
 DELIMITERS = (",", ";", "\t", "|")
 EXCEL = (".xlsx", ".xlsm")
 SUFFIXES = (".csv", ".tsv", ".parquet", *EXCEL)
@@ -124,12 +124,15 @@ def _plain(cell: str, decimal: str) -> str:
     return cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell
 
 
+def texts_of(distinct: Sequence[str], at: Array, absent: frozenset[str]) -> Array:
+    """Texts, None where one is missing, from the different cells and which of them each cell is."""
+    known = [None if c.strip().lower() in absent else c.strip() for c in distinct]
+    return np.array([*known, None], dtype=object)[at]  # None: an array of objects in any case
+
+
 def parse_texts(cells: Sequence[str], absent: frozenset[str]) -> Array:
     """Cells as texts, None where one is missing."""
-    known = {c: None if c.strip().lower() in absent else c.strip() for c in set(cells)}
-    out = np.empty(len(cells), dtype=object)
-    out[:] = [known[c] for c in cells]
-    return out
+    return texts_of(*PlainCells(cells).distinct(), absent)
 
 
 def encoding_of(path: Path) -> str:
@@ -177,29 +180,35 @@ class _Blocks:
     absent: frozenset[str]
     texts: set[str]  # columns that are texts
     parts: dict[str, list[Array]] = field(default_factory=dict)
+    lines: list[Array] = field(default_factory=list)
     late: set[str] = field(default_factory=set)
 
-    def add(self, header: Sequence[str], rows: list[list[str]]) -> None:
+    def add(self, header: Sequence[str], block: Block) -> None:
         """Append a block of lines in place."""
-        for name, cells in zip(header, zip(*rows, strict=True), strict=True):
+        self.lines.append(block.lines)
+        for name, cells in zip(header, block.columns, strict=True):
             parts = self.parts.setdefault(name, [])
             if name not in self.texts:
-                numbers = parse_numbers(cells, self.absent, self.decimal)
+                numbers = cells.numbers(self.absent)
+                if numbers is None:
+                    numbers = parse_numbers(cells.texts(), self.absent, self.decimal)
                 if numbers is not None:
                     parts.append(numbers)
                     continue
                 self.texts.add(name)
                 if any(not np.isnan(part).all() for part in parts):
                     self.late.add(name)
-            parts.append(parse_texts(cells, self.absent))
+            parts.append(texts_of(*cells.distinct(), self.absent))
 
-    def columns(self) -> dict[str, Array]:
+    def table(self, path: Path, schema: TableSchema) -> Table:
         """Whole columns."""
         out = {}
         for name, parts in self.parts.items():
             mixed = name in self.texts and any(part.dtype != object for part in parts)
-            out[name] = np.concatenate([as_texts(p) for p in parts] if mixed else parts)
-        return out
+            whole = np.concatenate([as_texts(p) for p in parts] if mixed else parts)
+            out[name] = _without(whole, schema)
+        lines = np.concatenate(self.lines) if self.lines else np.empty(0, np.int64)
+        return Table(path, out, lines)
 
 
 def _read_csv(path: Path, schema: TableSchema, texts: frozenset[str]) -> Table:
@@ -208,50 +217,22 @@ def _read_csv(path: Path, schema: TableSchema, texts: frozenset[str]) -> Table:
         with path.open(newline="", encoding=encoding) as file:
             delimiter = schema.delimiter or delimiter_of(file.read(2**16))
         told = schema.decimal or ("." if delimiter == "," else ",")
-        how = (encoding, delimiter)
-        blocks = _Blocks(told, schema.absent, set(texts))
-        lines = _fill(blocks, path, how)
+        blocks = _filled(path, (encoding, delimiter), _Blocks(told, schema.absent, set(texts)))
         if blocks.late:  # numbers in the first blocks, texts later: their spelling matters
-            blocks = _Blocks(told, schema.absent, blocks.texts)
-            lines = _fill(blocks, path, how)
+            again = _Blocks(told, schema.absent, blocks.texts)
+            blocks = _filled(path, (encoding, delimiter), again)
     except (OSError, UnicodeError, LookupError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}); save it as UTF-8 csv") from None
-    columns = {name: _without(column, schema) for name, column in blocks.columns().items()}
-    return Table(path, columns, np.array(lines, dtype=np.int64))
+    return blocks.table(path, schema)
 
 
-def _fill(blocks: _Blocks, path: Path, how: tuple[str, str]) -> list[int]:
-    """Read a csv into ``blocks`` in place; returns the line number of each row."""
-    with path.open(newline="", encoding=how[0]) as file:
-        reader = csv.reader(file, delimiter=how[1])
-        header = [name.strip() for name in next(reader, [])]
-        check_header(path, header)
-        lines: list[int] = []
-        for rows in _rows(path, reader, len(header), lines):
-            blocks.add(header, rows)
-    return lines
-
-
-def _rows(path: Path, reader: Any, width: int, lines: list[int]) -> Iterator[list[list[str]]]:
-    """Blocks of lines, all of one width; line numbers are appended to ``lines`` in place."""
-    rows: list[list[str]] = []
-    for row in reader:
-        if len(row) != width:
-            if not row:
-                continue
-            if any(row[width:]):
-                raise DataError(
-                    f"{path}:{reader.line_num} has {len(row)} cells, the header {width}; mend the "
-                    "line, or name the delimiter in a schema file"
-                )
-            row = [*row, *[""] * (width - len(row))][:width]  # noqa: PLW2901
-        rows.append(row)
-        lines.append(reader.line_num)
-        if len(rows) == BLOCK:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
+def _filled(path: Path, how: tuple[str, str], blocks: _Blocks) -> _Blocks:
+    """Read a csv into ``blocks``, in place."""
+    header = header_of(path, *how)
+    check_header(path, header)
+    for block in blocks_of(path, *how, len(header)):
+        blocks.add(header, block)
+    return blocks
 
 
 def check_header(path: Path, header: Sequence[str]) -> None:

@@ -17,11 +17,12 @@ import torch
 
 from fedshift.base.errors import DataError
 from fedshift.data.samples import Domain
-from fedshift.data.sources.source import Read, draw_test
+from fedshift.data.sources.source import Read
+from fedshift.data.sources.tables.drawn import is_drawn, splits
 from fedshift.data.sources.tables.preparation import TablePreparation
 from fedshift.data.sources.tables.reading import Array, as_texts
 from fedshift.data.sources.tables.schema import TableSchema
-from fedshift.data.sources.tables.sites import SiteTable, join_sites, read_sites, split_of
+from fedshift.data.sources.tables.sites import SiteTable, join_sites, read_sites
 from fedshift.data.sources.tables.targets import Targets, find_targets, known_labels
 
 
@@ -46,15 +47,21 @@ def replay(record: Mapping[str, Any], path: Path, site: str) -> Read:
     on its own training rows; columns, categories and marks of missing cells stay the federation's.
     """
     schema = TableSchema.model_validate(record["schema"])
-    sites, _ = read_sites([path], schema.model_copy(update={"domain": "domain", "drop": ()}))
-    own = join_sites(site, sites).without([name for name in schema.drop if name == "split"])
+    own = read_own(path, site, schema)
     y = _targets(record, own, schema)
-    split = _split(own, y, str(record["objective"]))
+    split = own_split(record, own, y)
     preparation = _preparation(record, own, split, schema)
     x = torch.from_numpy(preparation.apply(own.columns))
     marks = torch.from_numpy(split)
-    domain = Domain(site, x, torch.from_numpy(y), marks, tuple(record["classes"]))
+    classes = tuple(record["classes"])
+    domain = Domain(site, x, torch.from_numpy(y), marks, classes, is_drawn(own))
     return Read(domain, own.ids, own.left_out)
+
+
+def read_own(path: Path, site: str, schema: TableSchema) -> SiteTable:
+    """The labelled rows of a file, all of them this site's, whatever a column says."""
+    sites, _ = read_sites([path], schema.model_copy(update={"domain": "domain", "drop": ()}))
+    return join_sites(site, sites).without([name for name in schema.drop if name == "split"])
 
 
 def preparation_of(record: Mapping[str, Any], site: str) -> TablePreparation:
@@ -78,10 +85,16 @@ def _preparation(
 ) -> TablePreparation:
     if record["statistics"] == "federated" or own.name in record["sites"]:
         return preparation_of(record, own.name)
-    agreed = TablePreparation.from_json(next(iter(record["sites"].values())))
+    agreed = agreed_of(record)
     names = [plan.name for plan in agreed.plans if plan.name in own.columns]
     train = {name: own.columns[name][split == 0] for name in names}
     return agreed.fit(agreed.count(train), schema)
+
+
+def agreed_of(record: Mapping[str, Any]) -> TablePreparation:
+    """What all sites have in common: columns, categories, marks of missing cells."""
+    known = record.get("all") or record.get("agreed") or next(iter(record["sites"].values()))
+    return TablePreparation.from_json(known)
 
 
 def _targets(record: Mapping[str, Any], own: SiteTable, schema: TableSchema) -> Array:
@@ -95,11 +108,11 @@ def _targets(record: Mapping[str, Any], own: SiteTable, schema: TableSchema) -> 
     return found.y[own.name]
 
 
-def _split(own: SiteTable, y: Array, objective: str) -> Array:
-    given = split_of(own)
-    split = np.zeros(len(own), np.uint8) if given is None else given
-    if not (split == 2).any():
-        rows = np.flatnonzero(split == 0)
-        strata = y[rows] if objective == "classification" else np.zeros(len(rows), int)
-        split[rows] = draw_test(np.arange(len(own))[rows], strata, own.name)
+def own_split(record: Mapping[str, Any], own: SiteTable, y: Array) -> Array:
+    """Split codes (N,) of a site's rows, drawn as in a simulation where the table marks none."""
+    used = [plan.name for plan in agreed_of(record).plans if plan.name in own.columns]
+    owners = [name for name in record.get("owners", ()) if name in own.columns]
+    labels = np.array(record["classes"])[y] if record["objective"] == "classification" else y
+    targets = Targets(str(record["objective"]), (), {own.name: labels})
+    (split,), _ = splits([own], targets, used, owners)
     return split

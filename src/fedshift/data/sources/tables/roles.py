@@ -87,7 +87,7 @@ def _of_numbers(column: Array) -> ColumnSummary:
         len(column) - len(present),
         len(distinct),
         number=True,
-        consecutive=1 < len(distinct) == len(column) == spread,
+        consecutive=bool(1 < len(distinct) == len(column) == spread),
         single=number_text(distinct[0]) if len(distinct) == 1 else None,
     )
 

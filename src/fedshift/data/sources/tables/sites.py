@@ -134,7 +134,8 @@ def _by_site(table: Table, column: str, names: Sequence[str]) -> list[SiteTable]
     order = np.argsort(code, kind="stable")
     ends = np.cumsum(np.bincount(code, minlength=len(found)))[:-1]
     for name, at in zip(found, np.split(order, ends), strict=True):
-        marks = tuple(str(ids[i]) if ids[i] is not None else f"{file}{table.lines[i]}" for i in at)
+        named = zip(ids[at].tolist(), table.lines[at].tolist(), strict=True)
+        marks = tuple(f"{file}{line}" if mark is None else str(mark) for mark, line in named)
         columns = {n: table.columns[n][at] for n in kept}
         columns |= {n: table.columns[n][at] for n in ("split",) if n in table.columns}
         out.append(SiteTable(str(name), columns, marks))

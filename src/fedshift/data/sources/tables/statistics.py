@@ -115,7 +115,7 @@ def of_numbers(column: Array, *, bins: bool = True) -> NumberStatistics:
 
 def of_categories(column: Array) -> CategoryStatistics:
     """Statistics of categories, (N,) texts with None where one is missing."""
-    counts = Counter(value for value in column if value is not None)
+    counts = Counter(value for value in column.tolist() if value is not None)
     return CategoryStatistics(len(column), len(column) - counts.total(), dict(counts))
 
 
@@ -125,7 +125,7 @@ def binned(values: Array) -> dict[int, int]:
     bins = np.ceil(np.log(size / SMALLEST) / math.log(GAMMA) - 1e-9).astype(np.int64)
     bins = np.where(np.abs(values) < SMALLEST, 0, np.sign(values) * np.clip(bins, 1, LAST))
     found, counts = np.unique(bins, return_counts=True)
-    return {int(k): int(n) for k, n in zip(found, counts, strict=True)}
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def median_of(bins: Mapping[int, int], *, whole: bool = False) -> float:

@@ -95,7 +95,7 @@ def _is_number(value: str) -> bool:
 def _classes(sites: Mapping[str, Array], schema: TableSchema) -> Targets:
     renamed = {name: _renamed(labels, schema.rename_label) for name, labels in sites.items()}
     merged, notes = _agreed(renamed)
-    classes = in_order({str(v) for labels in merged.values() for v in labels})
+    classes = in_order({v for labels in merged.values() for v in labels.tolist()})
     if len(classes) < 2:
         raise DataError(
             f"the label is always {classes[0]!r}; two classes are needed; name another column",
@@ -105,12 +105,12 @@ def _classes(sites: Mapping[str, Array], schema: TableSchema) -> Targets:
 
 
 def _renamed(labels: Array, names: Mapping[str, str]) -> Array:
-    return np.array([names.get(str(v), str(v)) for v in labels], dtype=np.str_)
+    return np.array([names.get(str(v), str(v)) for v in labels.tolist()], dtype=np.str_)
 
 
 def _agreed(sites: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
     """The sites' labels in one spelling; raise if some sites share none with the others."""
-    sets = {name: set(map(str, labels)) for name, labels in sites.items()}
+    sets = {name: set(map(str, labels.tolist())) for name, labels in sites.items()}
     if _connected(sets.values()):
         return dict(sites), ()
     labels = set().union(*sets.values())

@@ -1,0 +1,126 @@
+"""Raw data at prediction: tables, images and arrays become a net's inputs as they did in training.
+
+``experiment.models`` calls it. A run keeps how its data were prepared in its directory, in
+``preparation.json``, so that the prepared data themselves are not needed any more. What a run was
+trained on is never read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.base.errors import DataError
+from fedshift.base.files import read_json
+from fedshift.data.samples import Pixels, as_input
+from fedshift.data.sources.images import Item, decode_items
+from fedshift.data.sources.limits import Limits
+from fedshift.data.sources.pixels import SUFFIXES, Span
+from fedshift.data.sources.tables.raw import KINDS, prepare_rows
+from fedshift.runs.best import PREPARATION
+
+
+class Predictions(list[Any]):
+    """One prediction per row: a class, the labels that apply, or a number in the target's unit.
+
+    ``probabilities`` (N, K) are those of ``classes``, in this order; None for numbers.
+    """
+
+    def __init__(
+        self, found: Sequence[Any], classes: tuple[str, ...], probabilities: Tensor | None
+    ) -> None:
+        super().__init__(found)
+        self.classes, self.probabilities = classes, probabilities
+
+    def columns(self) -> dict[str, list[Any]]:
+        """As the columns of a table: the prediction, then the probability of each class."""
+        found = [", ".join(one) if isinstance(one, tuple) else one for one in self]
+        out: dict[str, list[Any]] = {"prediction": found}
+        if self.probabilities is not None:
+            for k, name in enumerate(self.classes):
+                out[f"p({name})"] = [round(p, 6) for p in self.probabilities[:, k].tolist()]
+        return out
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """How raw data become the inputs of a model."""
+
+    shape: tuple[int, ...]  # of one input
+    pixels: Pixels
+    table: Mapping[str, Any] | None = None  # see ``sources.tables``
+    spans: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of images, by domain
+    domains: Mapping[str, str] = field(default_factory=dict)  # whose data a client holds
+
+    @classmethod
+    def open(cls, run: Path, shape: tuple[int, ...], pixels: Pixels) -> RawInputs:
+        """What a run directory says; runs of earlier versions say nothing of tables."""
+        kept = read_json(run / PREPARATION) if (run / PREPARATION).exists() else {}
+        try:
+            return cls(
+                shape, pixels, kept.get("table"), kept.get("spans", {}), kept.get("domains", {})
+            )
+        except AttributeError:
+            raise DataError(f"{run / PREPARATION} is damaged; restore it") from None
+
+    def read(self, raw: Any, site: str | None, reference: Any = None) -> Tensor:
+        """Inputs (N, *shape); ``site`` is a client or a site of the data, or a new one."""
+        if isinstance(raw, Tensor):
+            return raw
+        whose = self.domains.get(site, site) if site is not None else None
+        if isinstance(raw, np.ndarray):
+            return self._fitting(as_input(torch.from_numpy(raw), self.pixels))
+        if len(self.shape) == 3:
+            return self._images(raw, whose)
+        if self.table is None:
+            raise DataError(
+                "this run has no preparation of tables: its data were vectors, or an earlier "
+                f"version made it; give inputs of shape (N, {self.shape[0]}) as an array"
+            )
+        x = prepare_rows(self.table, raw, whose, reference)
+        return self._fitting(torch.from_numpy(x))
+
+    def _fitting(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(
+                f"the inputs have shape {tuple(x.shape[1:])}; the model takes {self.shape}"
+            )
+        return x
+
+    def _images(self, raw: Any, whose: str | None) -> Tensor:
+        """Images of a folder, a file or several, in the size of the training images."""
+        files = image_files(raw)
+        _, height, width = self.shape
+        items = [Item(str(path), "", -1, path) for path in files]
+        known = self.spans.get(whose) if whose is not None else None
+        span = Span(*known) if known else None
+        size = height if height == width else None
+        found = decode_items(files[0].parent.name, items, size, Limits(), span)
+        if found.problems:
+            raise DataError(found.problems[0])
+        return self._fitting(as_input(torch.from_numpy(found.x), self.pixels))
+
+
+def image_files(raw: Any) -> list[Path]:
+    """The images that a path or a list of paths names; of a folder all, in order of their names."""
+    if isinstance(raw, str | Path):
+        path = Path(raw)
+        if path.is_file():
+            return [path]
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        if not found:
+            raise DataError(f"{path} is no image and no folder with images; check the path")
+        return found
+    if isinstance(raw, Sequence) and raw and all(isinstance(one, str | Path) for one in raw):
+        return [Path(one) for one in raw]
+    raise DataError(
+        f"{type(raw).__name__} is no image; give a folder, a file or a list of files"
+        if not isinstance(raw, Mapping) and not hasattr(raw, "columns")
+        else f"the model takes images, not {KINDS}"
+    )

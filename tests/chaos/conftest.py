@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside the tests

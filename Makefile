@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all test-deploy check docs bench tables clean
+.PHONY: demo test test-all test-deploy chaos check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -21,6 +21,11 @@ test-all: $(VENV)/.dev
 test-deploy: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_DEPLOY=1 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest tests/deploy --capture=no
+
+# Runs are killed, cut off and damaged at random, and must end the same: docs/reliability.md. Half an
+# hour or more; started again, it goes on where it was. Results in chaos/.
+chaos: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/chaos.py
 
 check: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all test-deploy fuzz release check docs bench tables clean
+.PHONY: demo test test-all test-deploy chaos fuzz release check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -32,6 +32,11 @@ fuzz: $(VENV)/.fuzz
 # their own, since they and what is released need other versions of the same packages.
 release: $(VENV)-release/.done
 	$(VENV)-release/bin/python scripts/release.py
+
+# Runs are killed, cut off and damaged at random, and must end the same: docs/reliability.md. Half an
+# hour or more; started again, it goes on where it was. Results in chaos/.
+chaos: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/chaos.py
 
 check: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -38,6 +38,8 @@ PERSONAL = "checkpoints/personal"
 KEPT = "best"
 
 
+# Of nothing but these: another name could be any file of the machine, or a device without an end.
+Growing = Annotated[str, Field(pattern=r"^(metrics|ledger|privacy)\.jsonl$")]
 Length = Annotated[int, Field(ge=0)]
 Round = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
@@ -47,8 +49,7 @@ class SealContent(BaseModel):
 
     version: str
     run: str  # what is computed, and on which device
-    # Length and digest of files that grow. A name outside this list could be any file or device.
-    lines: dict[Literal["metrics.jsonl", "ledger.jsonl", "privacy.jsonl"], tuple[Length, str]]
+    lines: dict[Growing, tuple[Length, str]]  # length and digest of files that grow
     roster: str
     pending: str  # the row that waits for its scores
     personal: str  # which personal entries there are

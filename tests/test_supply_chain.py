@@ -48,14 +48,18 @@ def test_a_package_without_a_hash_ends_the_release():
     [
         (1, "requests.exceptions.ConnectionError: Max retries exceeded", 0, "nothing was audited"),
         (1, "Found 1 known vulnerability in 1 package", 1, "Found 1 known vulnerability"),
-        (0, "No known vulnerabilities found", 0, "No known vulnerabilities found"),
+        (0, "No known vulnerabilities found", 0, "1 of 1 packages were audited"),
+        (0, "Dependency not found and could not be audited: a (1)", 0, "nothing was audited"),
     ],
 )
-def test_an_audit_that_asked_nobody_says_so(monkeypatch, capsys, code, said, expected, told):
+def test_an_audit_that_asked_nobody_says_so(
+    tmp_path, monkeypatch, capsys, code, said, expected, told
+):
     release = script("release")
     done = subprocess.CompletedProcess([], code, said, "")
     monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: done)
-    assert release.audit(Path("requirements.txt")) == expected
+    (tmp_path / "requirements.txt").write_text("a==1 --hash=sha256:00\n")
+    assert release.audit(tmp_path / "requirements.txt") == expected
     assert told in capsys.readouterr().out
 
 

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all test-deploy check docs bench tables clean
+.PHONY: demo test test-all test-deploy chaos fuzz release check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -22,6 +22,22 @@ test-deploy: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_DEPLOY=1 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest tests/deploy --capture=no
 
+# Every target of tests/fuzz for half an hour each; `make fuzz FUZZ_SECONDS=60` is shorter. A later
+# run goes on from what .fuzz holds. Without atheris, the same changes are made without its guidance.
+FUZZ_SECONDS ?= 1800
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python scripts/fuzz.py --seconds $(FUZZ_SECONDS) --corpus "$(CURDIR)/.fuzz"
+
+# Packages, a requirements file locked by hashes, an SBOM and an audit, in dist/; tools in a venv of
+# their own, since they and what is released need other versions of the same packages.
+release: $(VENV)-release/.done
+	$(VENV)-release/bin/python scripts/release.py
+
+# Runs are killed, cut off and damaged at random, and must end the same: docs/reliability.md. Half an
+# hour or more; started again, it goes on where it was. Results in chaos/.
+chaos: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/chaos.py
+
 check: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
@@ -37,7 +53,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/results.py
 
 clean:
-	rm -rf $(VENV) site demo runs
+	rm -rf $(VENV) $(VENV)-release site demo runs dist .fuzz
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,3 +67,12 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing fedshift and its tools into $(VENV) (once; this takes a minute or two)"
 	$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) --editable ".[fuzz]" || echo "atheris does not install here: fuzzing without coverage"
+	@touch $@
+
+$(VENV)-release/.done: scripts/release-tools.txt
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@

@@ -18,6 +18,7 @@ import torch
 from fuzz_mutations import SEPARATOR
 from PIL import Image
 
+from fedshift.base import tree
 from fedshift.core.config import RunConfig, configure
 from fedshift.core.message import Broadcast, Message, Update
 from fedshift.core.server import Server
@@ -33,6 +34,7 @@ from fedshift.testing import play, start, tiny_scenario
 from fedshift.transports.flower.envelope import to_envelope
 
 Files = dict[str, bytes]
+CHECKPOINT = "checkpoints/server.safetensors"
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": None, "steps": 1, "unseen": None} | {
     "protocols": ("personal",), "backbone_options": {"width": 2},
 }  # fmt: skip
@@ -88,16 +90,26 @@ def server() -> Server:
 
 
 def checkpoint_files() -> Files:
-    """What is read when a run is resumed."""
-    chosen = ("metrics.jsonl", "ledger.jsonl", "checkpoints/roster.json")
-    states = [n for n in _recorded(False) if "dark-0/" in n or n.endswith("server.safetensors")]
-    files = {name: _recorded(False)[name] for name in (*chosen, *states)}
-    return files | {"checkpoints/pending-1.json": b'{"round": 1, "scores": {}, "losses": {}}'}
+    """What is read when a run is resumed, of the clients one."""
+    clients = "checkpoints/clients/"
+    return {
+        name: held
+        for name, held in _recorded(False).items()
+        if not name.startswith(clients) or name.startswith(f"{clients}dark-0/")
+    }
+
+
+@cache
+def without_seal() -> bytes:
+    """The checkpoint as runs had it that began before there were seals."""
+    tensors, meta = tree.from_bytes(_recorded(False)[CHECKPOINT])
+    return tree.to_bytes(tensors, {key: held for key, held in meta.items() if key != "seal"})
 
 
 def run_files() -> Files:
     """What ``show`` and ``ledger`` read of a finished run, and what was spent."""
-    names = ("config.json", "metrics.jsonl", "ledger.jsonl", "summary.json")
+    names = ["config.json", "metrics.jsonl", "ledger.jsonl", "summary.json"]
+    names += [name for name in _recorded(True) if name.startswith("predictions")]
     ended = {"sites": 4, "cohort": 1, "complete": True, "secret": False}
     rows: list[dict[str, Any]] = [
         {"round": 1, "event": "begun"},
@@ -113,8 +125,10 @@ def _named(files: Files) -> list[bytes]:
 
 
 def checkpoints() -> list[bytes]:
-    """Each file of a checkpoint."""
-    return _named(checkpoint_files())
+    """Each file of a checkpoint that is read by itself."""
+    files = checkpoint_files()
+    chosen = ("metrics.jsonl", "ledger.jsonl", "checkpoints/")
+    return _named({name: held for name, held in files.items() if name.startswith(chosen)})
 
 
 def run_lines() -> list[bytes]:

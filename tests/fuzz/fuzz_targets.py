@@ -44,9 +44,12 @@ from fedshift.data.sources.vectors import npz_sources
 from fedshift.data.store import fingerprint, read_ids
 from fedshift.deploy.folders import SitePaths, read_server, read_site
 from fedshift.deploy.policy import describe_policy, read_policy
+from fedshift.engine.compute import Compute
 from fedshift.experiment.run import method_of, scenario_of
 from fedshift.report.load import load_run
-from fedshift.runs.record import Record, pack_server, read_compute, read_config, read_lines
+from fedshift.runs.begun import read_compute
+from fedshift.runs.predictions import read_predictions
+from fedshift.runs.record import Record, pack_server, read_config, read_lines
 from fedshift.runs.run_file import read_run_file
 from fedshift.runs.spending import Spending
 from fedshift.runs.what_left import what_left
@@ -192,14 +195,17 @@ def read_checkpoint(blob: bytes) -> None:
     root, name = placed(blob, "checkpoint", seeds.checkpoint_files())
     if name.endswith(".safetensors"):
         (root / name).write_bytes(signed((root / name).read_bytes()))
+    if name != seeds.CHECKPOINT:  # whose seal would refuse every change of the other files
+        (root / seeds.CHECKPOINT).write_bytes(signed(seeds.without_seal()))
     DiskStore(root / "checkpoints" / "clients").load("dark-0", before=9)
     server = seeds.server()
     record = Record(seeds.config(), root)
+    record.create(Compute())
     if record.restore(server):
         pack_server(server)
-        record.traffic()
-        record.unscored(1)
-        record.losses()
+        record.book.traffic()
+        record.book.unscored(1)
+        record.book.losses()
         _ = server.cohort_secret
 
 
@@ -214,8 +220,11 @@ def read_run_config(blob: bytes) -> None:
 
 
 def read_run_lines(blob: bytes) -> None:
-    """Metrics, ledger, spending and summary of a run, as ``show`` and ``ledger`` use them."""
-    root, _ = placed(blob, "lines", seeds.run_files())
+    """Metrics, ledger, spending, summary and predictions of a run, as ``show`` uses them."""
+    root, name = placed(blob, "lines", seeds.run_files())
+    if name.endswith(".safetensors"):
+        (root / name).write_bytes(signed((root / name).read_bytes()))
+    read_predictions(root)
     spent = Spending(root)
     spent.visits()
     spent.rounds(3)

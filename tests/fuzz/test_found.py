@@ -31,6 +31,7 @@ from fedshift.deploy.policy import describe_policy, read_policy
 from fedshift.experiment.run import scenario_of
 from fedshift.runs.durable_lines import DurableLines
 from fedshift.runs.run_file import read_run_file
+from fedshift.runs.seal import Seal
 from fedshift.transports.flower.envelope import Envelope, from_envelope, to_envelope
 
 
@@ -60,6 +61,22 @@ def test_half_a_surrogate_pair_is_shown_as_its_code():
     assert printable("a\ud800b").encode() == b"a\\ud800b"
     assert from_json(b'{"\\uD800": ["x\\udfff"]}') == {"\\ud800": ["x\\udfff"]}
     assert from_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lines": {"/dev/zero": (10**12, "")}},
+        {"lines": {"metrics.jsonl": (-1, "")}},
+        {"kept": {"../../..": ""}},
+    ],
+)
+def test_a_seal_names_no_other_files(tmp_path, change):
+    seal = Seal(tmp_path, "")
+    found = seal.take(1, tmp_path / "pending.json", ())
+    seal.require(found, 1, tmp_path / "pending.json")
+    with pytest.raises(RunError, match="is damaged"):
+        seal.require(found | change, 1, tmp_path / "pending.json")
 
 
 # files of a dataset

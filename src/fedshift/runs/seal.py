@@ -19,9 +19,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from fedshift.base.errors import RunError
 from fedshift.base.files import readable_errors
@@ -38,16 +38,22 @@ PERSONAL = "checkpoints/personal"
 KEPT = "best"
 
 
+# Of nothing but these: another name could be any file of the machine, or a device without an end.
+Growing = Annotated[str, Field(pattern=r"^(metrics|ledger|privacy)\.jsonl$")]
+Length = Annotated[int, Field(ge=0)]
+Round = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
+
+
 class SealContent(BaseModel):
     """The form of a seal; digests are empty where there is no file."""
 
     version: str
     run: str  # what is computed, and on which device
-    lines: dict[str, tuple[int, str]]  # length and digest of files that grow
+    lines: dict[Growing, tuple[Length, str]]  # length and digest of files that grow
     roster: str
     pending: str  # the row that waits for its scores
     personal: str  # which personal entries there are
-    kept: dict[str, str]  # the models of selected rounds, by round
+    kept: dict[Round, str]  # the models of selected rounds, by round
 
 
 SEAL: TypeAdapter[Any] = TypeAdapter(SealContent)

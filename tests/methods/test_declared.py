@@ -48,6 +48,8 @@ OTHERS = {  # smallest and largest that are taken; None: no limit
     "global-disentangler.target_samples": (2, None),
     "federated-voting.voting_samples": (2, None),
     "secure-aggregation.threshold": (0.5, 1.0),  # half: no two sums of disjoint sites
+    "central-dp.delta": (1e-300, 0.5),
+    "local-dp.delta": (1e-300, 0.5),
     "statistics-consistency.beta": (None, None),  # the weight may fall with depth
 }
 LIMITS = {

@@ -86,14 +86,11 @@ class Tests:
         found = {c.split("|")[0] for c in contexts if c and still_there(c)}
         return sorted(found, key=lambda test: (self.size[test], test))[:MOST]
 
-    def added(self, file: str) -> list[str]:
+    def added(self) -> list[str]:
         """Files of tests that were not there when lines were measured."""
-        suite = (
-            "tests/core" if file.startswith("core/") else f"tests/{file.split('/', maxsplit=1)[0]}"
-        )
         known = {test.partition("::")[0] for test in self.size}
-        there = sorted(str(f.relative_to(ROOT)) for f in (ROOT / suite).glob("test_*.py"))
-        return [one for one in there if one not in known]
+        files = sorted(f for suite in SUITES for f in (ROOT / suite).glob("test_*.py"))
+        return [name for name in (str(f.relative_to(ROOT)) for f in files) if name not in known]
 
 
 @cache
@@ -261,6 +258,10 @@ def judge(mutants: Iterable[Place], *, again: bool) -> Iterator[dict[str, Any]]:
     shadow()
     known = Tests()
     preload()
+    if again:  # few: not worth a second process
+        for mutant in mutants:
+            yield judged(mutant, known.added(), None) | {"again": True}
+        return
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("fork").Process(target=serve, args=(there,))
     server.start()
@@ -268,9 +269,7 @@ def judge(mutants: Iterable[Place], *, again: bool) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"the tests cannot be collected: {told}")
     for mutant in mutants:
         measured = known.of(mutant.file, mutant.lines) or known.of(mutant.file, mutant.whole)
-        yield judged(mutant, known.added(mutant.file) if again else measured, here) | {
-            "again": again
-        }
+        yield judged(mutant, measured, here)
     here.send(None)
     server.join()
 
@@ -284,7 +283,7 @@ def judged(mutant: Place, tests: Sequence[str], server: Any) -> dict[str, Any]:
     kept, began, result = place.read_text(), time.monotonic(), BROKEN
     try:
         replace(place, mutant.text)  # also for tests that start other processes
-        if mutant.function:
+        if mutant.function and server:
             server.send((mutant.file, mutant.function, mutant.text, tests))
             result = server.recv()
         if result == BROKEN:
@@ -382,7 +381,8 @@ def main() -> None:
         verify()
     elif task == "again":
         alive = {k for k, r in results().items() if r["result"] in {SURVIVED, UNTESTED}}
-        run([m for m in plan() if m.key in alive], again=True)
+        files = sorted({k.split("::")[0] for k in alive})
+        run([m for m in plan(files) if m.key in alive], again=True)
     else:
         text = table()
         (ROOT / "docs" / "tables" / "mutation.md").write_text(text)

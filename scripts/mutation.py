@@ -325,16 +325,20 @@ def group(file: str) -> str:
     return file if parts[0] == "core" else "/".join(parts[: min(2, len(parts) - 1)]) + "/"
 
 
+def reviewed() -> dict[str, str]:
+    """Survivors that nothing can tell from the source as it is, and why."""
+    return {row["key"]: row["why"] for row in tomllib.loads(REVIEWED.read_text())["equal"]}
+
+
 def table() -> str:
     """The table by package, and what became of the survivors."""
-    reviewed = {r["key"]: r["why"] for r in tomllib.loads(REVIEWED.read_text()).get("equal", [])}
-    drawn, done = plan(), results()
+    equal, drawn, done = reviewed(), plan(), results()
     there = Counter(sorted(group(m.file) for m in drawn))
     there["all"] = len(drawn)
     told: dict[str, Counter[str]] = defaultdict(Counter)
     for key, row in done.items():
         verdict = row["result"]
-        if verdict == SURVIVED and key in reviewed:
+        if verdict == SURVIVED and key in equal:
             verdict = "equal"
         if verdict == KILLED and row.get("again"):
             verdict = "later"
@@ -344,8 +348,8 @@ def table() -> str:
     lines = [head + "survived | killed, % |", "|---|" + "---:|" * 8]
     lines += [line(name, there[name], told[name]) for name in there]
     lines += ["", "Equivalent, since nothing that may be observed changes:", ""]
-    lines += [f"- {short(k)}: {why}" for k, why in reviewed.items() if k in done]
-    lost = [k for k, r in done.items() if r["result"] in {SURVIVED, UNTESTED} and k not in reviewed]
+    lines += [f"- {short(k)}: {why}" for k, why in equal.items() if k in done]
+    lost = [k for k, r in done.items() if r["result"] in {SURVIVED, UNTESTED} and k not in equal]
     lines += ["", "Survived:", "", *(f"- {short(k)}" for k in lost)] if lost else []
     return "\n".join([*lines, ""])
 
@@ -380,7 +384,8 @@ def main() -> None:
     elif task == "verify":
         verify()
     elif task == "again":
-        alive = {k for k, r in results().items() if r["result"] in {SURVIVED, UNTESTED}}
+        lost = {k for k, r in results().items() if r["result"] in {SURVIVED, UNTESTED}}
+        alive = lost - reviewed().keys()
         files = sorted({k.split("::")[0] for k in alive})
         run([m for m in plan(files) if m.key in alive], again=True)
     else:

@@ -344,10 +344,15 @@ def table() -> str:
             verdict = "later"
         for name in (group(row["file"]), "all"):
             told[name][verdict] += 1
-    head = "| package | mutants | drawn | killed | by tests added since | timeout | equivalent | "
-    lines = [head + "survived | killed, % |", "|---|" + "---:|" * 8]
+    head = "| package | mutants | drawn | killed | timeout | equivalent | survived, test added | "
+    lines = [head + "survived | killed, % (95 % interval) |", "|---|" + "---:|" * 8]
     lines += [line(name, there[name], told[name]) for name in there]
-    lines += ["", "Equivalent, since nothing that may be observed changes:", ""]
+    lines += [
+        "",
+        f"`python scripts/mutation.py run {len(done)}`; the share is that of the first run,",
+    ]
+    lines += ["equivalent mutants left out, before tests were added for survivors.", ""]
+    lines += ["Equivalent, since nothing that may be observed changes:", ""]
     lines += [f"- {short(k)}: {why}" for k, why in equal.items() if k in done]
     lost = [k for k, r in done.items() if r["result"] in {SURVIVED, UNTESTED} and k not in equal]
     lines += ["", "Survived:", "", *(f"- {short(k)}" for k in lost)] if lost else []
@@ -355,13 +360,16 @@ def table() -> str:
 
 
 def line(name: str, there: int, told: Counter[str]) -> str:
-    """One row; timeouts count as killed, equivalent mutants not at all."""
-    hits = told[KILLED] + told["later"] + told[TIMEOUT]
-    lost = told[SURVIVED] + told[UNTESTED]
-    low, high = wilson(hits, hits + lost)
-    share = f"{100 * hits / (hits + lost):.0f} ({low:.0f} to {high:.0f})" if hits + lost else ""
-    drawn = hits + lost + told["equal"]
-    cells = (there, drawn, told[KILLED], told["later"], told[TIMEOUT], told["equal"], lost, share)
+    """One row; timeouts count as killed, equivalent mutants not at all.
+
+    Tests that were written for a survivor do not mend the share: it is to tell of those not drawn.
+    """
+    hits, lost = told[KILLED] + told[TIMEOUT], told[SURVIVED] + told[UNTESTED]
+    judged = hits + lost + told["later"]
+    low, high = wilson(hits, judged)
+    share = f"{100 * hits / judged:.0f} ({low:.0f} to {high:.0f})" if judged else ""
+    drawn = judged + told["equal"]
+    cells = (there, drawn, told[KILLED], told[TIMEOUT], told["equal"], told["later"], lost, share)
     return f"| `{name}` | " + " | ".join(map(str, cells)) + " |"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,14 +143,15 @@ def skipped(node: cst.CSTNode) -> bool:
     )
 
 
-def plan() -> list[Place]:
+def plan(files: Sequence[str] | None = None) -> list[Place]:
     """All mutants in the order of the draw: any beginning is a sample, stratified by file.
 
-    Each file's mutants are shuffled and spread evenly over the whole order.
+    Each file's mutants are shuffled and spread evenly over the whole order. With ``files``, those
+    of some files only, in no particular order.
     """
     rng = random.Random(SEED)
     placed: list[tuple[float, Place]] = []
-    for file in sources():
+    for file in sources() if files is None else files:
         wrapper = MetadataWrapper(cst.parse_module((ROOT / "src" / "fedshift" / file).read_text()))
         finder = Finder(file, wrapper.module)
         wrapper.visit(finder)

@@ -86,6 +86,12 @@ class Tests:
         found = {c.split("|")[0] for c in contexts if c and still_there(c)}
         return sorted(found, key=lambda test: (self.size[test], test))[:MOST]
 
+    def added(self) -> list[str]:
+        """Files of tests that were not there when lines were measured."""
+        known = {test.partition("::")[0] for test in self.size}
+        files = sorted(f for suite in SUITES for f in (ROOT / suite).glob("test_*.py"))
+        return [name for name in (str(f.relative_to(ROOT)) for f in files) if name not in known]
+
 
 @cache
 def still_there(context: str) -> bool:
@@ -247,33 +253,37 @@ def results() -> dict[str, dict[str, Any]]:
     return {row["key"]: row for row in map(json.loads, lines)}
 
 
-def judge(mutants: Iterable[Place]) -> Iterator[dict[str, Any]]:
-    """Run mutants, one after another."""
+def judge(mutants: Iterable[Place], *, again: bool) -> Iterator[dict[str, Any]]:
+    """Run mutants, one after another; ``again`` against tests that were added since."""
     shadow()
     known = Tests()
     preload()
+    if again:  # few: not worth a second process
+        for mutant in mutants:
+            yield judged(mutant, known.added(), None) | {"again": True}
+        return
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("fork").Process(target=serve, args=(there,))
     server.start()
     if (told := here.recv()) != SURVIVED:
         raise SystemExit(f"the tests cannot be collected: {told}")
     for mutant in mutants:
-        yield judged(mutant, known, here)
+        measured = known.of(mutant.file, mutant.lines) or known.of(mutant.file, mutant.whole)
+        yield judged(mutant, measured, here)
     here.send(None)
     server.join()
 
 
-def judged(mutant: Place, known: Tests, server: Any) -> dict[str, Any]:
+def judged(mutant: Place, tests: Sequence[str], server: Any) -> dict[str, Any]:
     """Write one mutant into the copy, run its tests, and take it out again."""
     row = {"key": mutant.key, "file": mutant.file, "line": mutant.lines[0]}
-    tests = known.of(mutant.file, mutant.lines) or known.of(mutant.file, mutant.whole)
     if not tests:
         return row | {"result": UNTESTED, "tests": 0}
     place = SHADOW / "src" / "fedshift" / mutant.file
     kept, began, result = place.read_text(), time.monotonic(), BROKEN
     try:
         replace(place, mutant.text)  # also for tests that start other processes
-        if mutant.function:
+        if mutant.function and server:
             server.send((mutant.file, mutant.function, mutant.text, tests))
             result = server.recv()
         if result == BROKEN:
@@ -292,10 +302,10 @@ def replace(place: Path, text: str) -> None:
     os.utime(place, (stamp, stamp))
 
 
-def run(mutants: Sequence[Place]) -> None:
+def run(mutants: Sequence[Place], *, again: bool = False) -> None:
     """Judge mutants and append the results."""
     with RESULTS.open("a") as file:
-        for i, row in enumerate(judge(mutants)):
+        for i, row in enumerate(judge(mutants, again=again)):
             print(json.dumps(row), file=file, flush=True)
             print(i + 1, len(mutants), row["result"], row.get("took"), row["key"], flush=True)
 
@@ -315,30 +325,60 @@ def group(file: str) -> str:
     return file if parts[0] == "core" else "/".join(parts[: min(2, len(parts) - 1)]) + "/"
 
 
+def reviewed() -> dict[str, str]:
+    """Survivors that nothing can tell from the source as it is, and why."""
+    return {row["key"]: row["why"] for row in tomllib.loads(REVIEWED.read_text())["equal"]}
+
+
 def table() -> str:
     """The table by package, and what became of the survivors."""
-    reviewed = {r["key"]: r["why"] for r in tomllib.loads(REVIEWED.read_text()).get("equal", [])}
-    drawn = plan()
-    done = results()
+    equal, drawn, done = reviewed(), plan(), results()
     there = Counter(sorted(group(m.file) for m in drawn))
-    rows = defaultdict(Counter)  # type: ignore[var-annotated]
-    for key, row in done.items():
-        told = "equal" if row["result"] == SURVIVED and key in reviewed else row["result"]
-        for name in (group(row["file"]), "all"):
-            rows[name][told] += 1
-    head = "| package | mutants | drawn | killed | timeout | equivalent | survived | killed, % |"
     there["all"] = len(drawn)
-    rule = "|---|" + "---:|" * 7
-    return "\n".join([head, rule, *(line(name, there[name], rows[name]) for name in there), ""])
+    told: dict[str, Counter[str]] = defaultdict(Counter)
+    for key, row in done.items():
+        verdict = row["result"]
+        if verdict == SURVIVED and key in equal:
+            verdict = "equal"
+        if verdict == KILLED and row.get("again"):
+            verdict = "later"
+        for name in (group(row["file"]), "all"):
+            told[name][verdict] += 1
+    head = "| package | mutants | drawn | killed | timeout | equivalent | survived, test added | "
+    lines = [head + "survived | killed, % (95 % interval) |", "|---|" + "---:|" * 8]
+    lines += [line(name, there[name], told[name]) for name in there]
+    lines += [
+        "",
+        f"`python scripts/mutation.py run {len(done)}`; the share is that of the first run,",
+    ]
+    lines += ["equivalent mutants left out, before tests were added for survivors.", ""]
+    lines += ["Equivalent, since nothing that may be observed changes:", ""]
+    lines += [f"- {short(k)}: {why}" for k, why in equal.items() if k in done]
+    lost = [k for k, r in done.items() if r["result"] in {SURVIVED, UNTESTED} and k not in equal]
+    lines += ["", "Survived:", "", *(f"- {short(k)}" for k in lost)] if lost else []
+    return "\n".join([*lines, ""])
 
 
 def line(name: str, there: int, told: Counter[str]) -> str:
-    """One row; timeouts count as killed, equivalent mutants not at all."""
+    """One row; timeouts count as killed, equivalent mutants not at all.
+
+    Tests that were written for a survivor do not mend the share: it is to tell of those not drawn.
+    """
     hits, lost = told[KILLED] + told[TIMEOUT], told[SURVIVED] + told[UNTESTED]
-    low, high = wilson(hits, hits + lost)
-    share = f"{100 * hits / max(hits + lost, 1):.0f} ({low:.0f} to {high:.0f})"
-    cells = (there, sum(told.values()), told[KILLED], told[TIMEOUT], told["equal"], lost, share)
+    judged = hits + lost + told["later"]
+    low, high = wilson(hits, judged)
+    share = f"{100 * hits / judged:.0f} ({low:.0f} to {high:.0f})" if judged else ""
+    drawn = judged + told["equal"]
+    cells = (there, drawn, told[KILLED], told[TIMEOUT], told["equal"], told["later"], lost, share)
     return f"| `{name}` | " + " | ".join(map(str, cells)) + " |"
+
+
+def short(key: str) -> str:
+    """A mutant in one line."""
+    file, scope, change, _ = (
+        " ".join(key.split()).split("::", 3) if "::" in key else (key, "", "", "")
+    )
+    return f"`{file}`, `{scope or 'module'}`: `{change[:160].strip()}`"
 
 
 def main() -> None:
@@ -352,8 +392,10 @@ def main() -> None:
     elif task == "verify":
         verify()
     elif task == "again":
-        alive = {k for k, r in results().items() if r["result"] in {SURVIVED, UNTESTED}}
-        run([m for m in plan() if m.key in alive])
+        lost = {k for k, r in results().items() if r["result"] in {SURVIVED, UNTESTED}}
+        alive = lost - reviewed().keys()
+        files = sorted({k.split("::")[0] for k in alive})
+        run([m for m in plan(files) if m.key in alive], again=True)
     else:
         text = table()
         (ROOT / "docs" / "tables" / "mutation.md").write_text(text)

@@ -199,6 +199,31 @@ class Guard:
         return f"its operator can change {key} in {self.source}"
 
 
+def require_telling(paths: SitePaths, run: str, what: str) -> None:
+    """Raise if this site does not tell about its table; else note it, on the disk, as told.
+
+    Counts and sums leave without noise, so a site that limits its epsilon tells them only if
+    ``payloads`` names ``preparation``.
+    """
+    policy, lines = read_policy(paths), DurableLines(paths.requests)
+    named = policy.payloads is not None and "preparation" in policy.payloads
+    reason = ""
+    if policy.payloads is not None and not named:
+        reason = f"payload of preparation may not leave; change payloads in {paths.policy}"
+    elif policy.epsilon is not None and not named:
+        reason = (
+            f"what a preparation needs leaves without noise, and this site spends at most epsilon "
+            f"{policy.epsilon:g}; name preparation among payloads in {paths.policy}, or give the "
+            "site a preparation made elsewhere"
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    row = {"time": now, "run": run, "round": 0, "task": what}
+    with lines.alone():
+        lines.append(row | ({"refused": reason} if reason else {}))
+    if reason:
+        raise NotAllowedError(f"this site refuses {what}: {reason}")
+
+
 def asked_before(rows: Sequence[Mapping[str, Any]], run: str, round_: int) -> int:
     """How often a round of a run was answered with a noisy update."""
     return sum(

@@ -220,6 +220,8 @@ def note_preparation(record: Record, prepared: Mapping[str, Any]) -> None:
     if record.path is not None:
         keep_preparation(record.path, prepared)
     table, domains = prepared.get("table", {}), prepared.get("domains", {})
+    if any(row["task"] == "preparation" for row in record.ledger):
+        return
     for site, size in table.get("told", {}).items():
         holders = [client for client, domain in domains.items() if domain == site]
         client = holders[0] if len(holders) == 1 else site

@@ -102,24 +102,30 @@ def test_a_resumed_run_uses_the_stored_preparation(raw, monkeypatch):
     assert (raw.root / "paris" / "preparations" / f"{config.name}.json").exists()
 
 
+DP = "fedavg + local-dp[clip=1,noise=1,randomness=system]"
+
+
 @pytest.mark.parametrize(
-    ("policy", "words"),
+    ("policy", "method", "words"),
     [
-        (SitePolicy(payloads=()), "payload of preparation may not leave"),
-        (SitePolicy(epsilon=3.0), "leaves without noise, and this site spends at most epsilon 3"),
+        (SitePolicy(payloads=()), "fedavg", "payload of preparation may not leave"),
+        (SitePolicy(epsilon=3.0), "fedavg", "leaves without noise, and this site spends at most"),
+        (SitePolicy(), DP, "what a preparation needs is not covered by local-dp"),
     ],
 )
-def test_a_site_may_refuse_to_tell_of_its_table(raw, policy, words):
+def test_a_site_may_refuse_to_tell_of_its_table(raw, policy, method, words):
     paths = SitePaths(raw.root / "paris")
+    allowed = policy.model_copy(update={"payloads": ("preparation",), "epsilon": None})
+    write_policy(SitePaths(raw.root / "berlin").policy, allowed)
     write_policy(paths.policy, policy)
     with pytest.raises(NotAllowedError, match=words):
-        play_request(*raw.request(table_run(), *NAMES))
+        play_request(*raw.request(table_run(method), *NAMES))
     rows = [json.loads(line) for line in paths.requests.read_text().splitlines()]
     assert [(row["task"], "refused" in row) for row in rows] == [("preparation: describe", True)]
     assert not (raw.root / "run" / "preparation.json").exists()
-    allowed = policy.model_copy(update={"payloads": ("preparation",), "epsilon": None})
     write_policy(paths.policy, allowed)
-    play_request(*raw.request(table_run(), *NAMES))
+    request, post = raw.request(table_run(method), *NAMES)
+    open_session(request, post)
     told = [json.loads(line)["task"] for line in paths.requests.read_text().splitlines()]
     assert told[1:3] == ["preparation: describe", "preparation: count"]
 

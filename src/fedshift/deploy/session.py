@@ -195,7 +195,7 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
     session = prepare(config, method, request.path, options, federation)
     transport.selected = lambda: selected_rounds(config, session.record.metrics).values()
     require_roster(session.server.roster, federation.sites)
-    note_preparation(session.record, prepared)
+    note_preparation(session.record, prepared, method)
     for site, told in sorted(transport.facts.items()):
         session.record.note_facts(session.server.round, site, told.to_json())
     return session

@@ -95,7 +95,7 @@ def answer(paths: SitePaths, run: RunConfig, asked: Mapping[str, Any]) -> dict[s
     step, schema, settings = str(asked.get("step")), schema_of_run(run), read_site(paths.root)
     if step not in ("describe", "count") or settings.folder is None:
         raise RunError(f"site {settings.id} was asked to {step}, which it does not know")
-    require_telling(paths, run.name, f"preparation: {step}")
+    require_telling(paths, run.name, run.build(), f"preparation: {step}")
     own = read_own(Path(settings.folder), settings.domain or settings.id, schema)
     own = own.without(schema.drop)
     if step == "describe":

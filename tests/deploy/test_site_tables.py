@@ -38,7 +38,8 @@ def write_table(path: Path, seed: int, header=("patient_id", "age", "lab", "pain
             ill = int((age - 50) / 9 + (lab - 3 - seed) + (pain == "bad") > 0.5)
             gap = seed == 2 and rng.random() < 0.2
             cells = [f"p{i // 2}", "?" if gap else f"{age:.1f}", f"{lab:.3f}", pain]
-            out.writerow([*cells, ("no", "yes")[ill] if seed == 1 else ill])
+            word = ("well", "ill")[ill]
+            out.writerow([*cells, word.title() if seed == 1 else word])
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_what_the_server_may_not_ask_and_may_not_send(raw):
             tables.agree(lambda _asked, text=text: {"x": text}, config)
     with pytest.raises(DataError, match="a site described its table in a way that is not"):
         tables.agree(lambda _asked: {"x": '{"columns": {"a": {}}}'}, config)
-    many = {"step": "count", "roles": {"patient_id": "categorical"}, "classes": ["0", "1"]}
+    many = {"step": "count", "roles": {"patient_id": "categorical"}, "classes": ["ill", "well"]}
     asked = tables.answer(paths, table_run(one_hot=10), many)
     assert (asked["patient_id"]["counts"], asked["patient_id"]["many"]) == ({}, True)
 

@@ -101,6 +101,7 @@ def test_a_resumed_run_uses_the_stored_preparation(raw, monkeypatch):
     assert play_request(request, post).history[-1]["round"] == 2
     assert (request.path / "preparation.json").read_bytes() == held
     assert (raw.root / "paris" / "preparations" / f"{config.name}.json").exists()
+    assert [one.kind for one in what_left(request.path)].count("preparation") == len(NAMES)
 
 
 DP = "fedavg + local-dp[clip=1,noise=1,randomness=system]"

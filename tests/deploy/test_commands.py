@@ -202,3 +202,39 @@ def test_a_daemon_that_ends_takes_the_others_with_it(tmp_path: Path):
         supervise(commands, {"PATH": "/bin:/usr/bin"}, lambda: True)
     assert mark.exists()
     assert mark.stat().st_mode & 0o077 == 0, "daemons write private files"
+
+
+def test_tables_of_sites_are_typed_as_the_documentation_says(
+    capsys, server, tmp_path: Path, monkeypatch
+):
+    from fedshift.deploy.tables import schema_of_run
+
+    table = tmp_path / "rows.csv"
+    table.write_text("num,age\n" + "".join(f"{i % 2},{i}\n" for i in range(12)))
+    code, _, _ = run(capsys, *site_args(server, tmp_path / "site", data=str(table)))
+    assert code == 0
+    assert (
+        "data: 12 rows of 2 columns; a run's" in run(capsys, "site", "check", tmp_path / "site")[1]
+    )
+    asked = []
+
+    def stop(_control, config, *_rest):
+        asked.append(config)
+        raise RunError("enough")
+
+    monkeypatch.setattr("fedshift.deploy.runs.run", stop)
+    options = (
+        "data.label=num", "data.statistics=site", "data.drop=a,b", "data.categorical=c",
+        "data.missing=-9", "data.rename_label=ill=1",
+    )  # fmt: skip
+    typed = [word for option in options for word in ("--set", option)]
+    line = refused(capsys, "server", "run", server, "--method", "fedavg", "--backbone", "linear",
+                   *typed)  # fmt: skip
+    assert "enough" in line
+    schema = schema_of_run(asked[0])
+    assert (schema.label, schema.statistics, schema.drop) == (("num",), "site", ("a", "b"))
+    assert (schema.categorical, schema.missing) == (("c",), ("-9",))
+    assert schema.rename_label == {"ill": "1"}
+    scenario = asked[0].scenario.change(data_options={"labl": "num"})
+    with pytest.raises(ConfigError, match=r"labl of a table: .*; known: label"):
+        schema_of_run(asked[0].model_copy(update={"scenario": scenario}))

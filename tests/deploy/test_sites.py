@@ -18,6 +18,7 @@ from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.core.config import configure
 from fedshift.core.server import Policy
+from fedshift.core.state import DiskStore
 from fedshift.data.encoders import ENCODERS, ImageEncoder
 from fedshift.deploy import session, sites
 from fedshift.deploy.flower import apps
@@ -424,8 +425,15 @@ def test_a_table_becomes_a_site_with_the_preparation_of_the_federation(tmp_path:
     assert len(sites.open_folder(paths, read_site(paths.root)).y) == 31
 
 
-def test_every_site_has_the_complete_model_of_the_selected_round(two):
+def test_every_site_has_the_complete_model_of_the_selected_round(two, monkeypatch):
     """FedBN keeps entries private: the server has no whole model, each site has its own."""
+    private, save = {}, DiskStore.save
+
+    def noted(store, client, round_, state):
+        private[client, round_] = {k: v.clone() for k, v in state["net"].items()}
+        save(store, client, round_, state)
+
+    monkeypatch.setattr(DiskStore, "save", noted)
     config, rounds = folder_run(rounds=4, lr=0.3), set()
     for seed in range(6):  # until a round that is not among the last two states is selected
         config = config.model_copy(update={"seed": seed})
@@ -440,6 +448,9 @@ def test_every_site_has_the_complete_model_of_the_selected_round(two):
             ]
             model = fedshift.load_model(folder, name)
             assert (model.round, model.sites) == (reported.round, (name,))
+            entries = model.net.state_dict()
+            for key, value in private[name, reported.round].items():
+                assert entries[key].equal(value), key
             test = own_federation(SitePaths(two.root / name), config).sites[name].data.test
             x, y = test.take(torch.arange(len(test)))
             right = 100 * float((model.logits(x).argmax(1) == y).double().mean())

@@ -154,7 +154,7 @@ def test_several_labels_are_named(tmp_path, home):
 def photos(root: Path, depth: int = 8) -> Path:
     rng = np.random.default_rng(0)
     for domain in ("lab", "ward"):
-        for label, level in (("dark", 0.2), ("light", 0.7)):
+        for label, level in (("dark", 0.01), ("light", 0.7)):
             (root / domain / label).mkdir(parents=True)
             for i in range(12):
                 values = (level + 0.2 * rng.random((12, 12))) * (2**depth - 1)

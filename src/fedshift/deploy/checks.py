@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -22,11 +23,13 @@ from cryptography import x509
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.base.version import __version__
 from fedshift.data.library.prepare import rows_of_classes
+from fedshift.data.sources.tables.reading import read_table
+from fedshift.data.sources.tables.schema import TableSchema
 from fedshift.deploy import credentials, folders
 from fedshift.deploy.folders import ServerPaths, ServerSettings, SitePaths, SiteSettings, read_site
 from fedshift.deploy.gate import ABOUT, KEY_HEADER
 from fedshift.deploy.policy import describe_policy
-from fedshift.deploy.sites import open_folder
+from fedshift.deploy.sites import is_table, open_folder
 
 TIMEOUT = 10.0  # seconds for a connection
 
@@ -48,6 +51,7 @@ class Data:
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)  # images by class
+    raw: str = ""  # of a table that is not prepared yet
 
 
 def check_site(paths: SitePaths) -> Iterator[str]:
@@ -93,6 +97,9 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
     """Read the site's images; nothing for a trial site, whose data depend on the run."""
     if settings.trial:
         return Data()
+    if is_table(settings) and settings.preparation is None:
+        table = read_table(Path(str(settings.folder)), TableSchema())
+        return Data(raw=f"{len(table)} rows of {len(table.columns)} columns")
     domain = open_folder(paths, settings)
     counts = rows_of_classes(domain)
     named = dict(zip(domain.classes, counts.tolist(), strict=True))
@@ -101,6 +108,8 @@ def own_data(paths: SitePaths, settings: SiteSettings) -> Data:
 
 def describe(data: Data) -> str:
     """Number and size of the images or rows and the count of each class, as text."""
+    if data.raw:
+        return f"{data.raw}; a run's sites agree on how they are prepared"
     if not data.shape:
         return "those of the run's scenario (a trial)"
     counts = ", ".join(f"{name} {count}" for name, count in data.counts.items())

@@ -202,6 +202,37 @@ class Guard:
         return f"its operator can change {key} in {self.source}"
 
 
+def require_telling(paths: SitePaths, run: str, method: Method, what: str) -> None:
+    """Raise if this site does not tell about its table; else note it, on the disk, as told.
+
+    Counts and sums leave without noise and masks. So a site that limits its epsilon, or is asked
+    for a method that promises privacy, tells them only if ``payloads`` names ``preparation``.
+    """
+    private = [part.name for part in method.parts if part.gives_privacy]
+    policy, lines = read_policy(paths), DurableLines(paths.requests)
+    named = policy.payloads is not None and "preparation" in policy.payloads
+    reason = ""
+    if policy.payloads is not None and not named:
+        reason = f"payload of preparation may not leave; change payloads in {paths.policy}"
+    elif policy.epsilon is not None and not named:
+        reason = (
+            f"what a preparation needs leaves without noise, and this site spends at most epsilon "
+            f"{policy.epsilon:g}; name preparation among payloads in {paths.policy}, or give the "
+            "site a preparation made elsewhere"
+        )
+    elif private and not named:
+        reason = (
+            f"what a preparation needs is not covered by {private[0]}; name preparation among "
+            f"payloads in {paths.policy}, or give the site a preparation made elsewhere"
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    row = {"time": now, "run": run, "round": 0, "task": what}
+    with lines.alone():
+        lines.append(row | ({"refused": reason} if reason else {}))
+    if reason:
+        raise NotAllowedError(f"this site refuses {what}: {reason}")
+
+
 def asked_before(rows: Sequence[Mapping[str, Any]], run: str, round_: int) -> int:
     """How often a round of a run was answered with a noisy update."""
     return sum(

@@ -12,6 +12,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,13 +25,14 @@ from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import Given
 from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
+from fedshift.deploy import tables
 from fedshift.deploy.models import final_messages, tell_missed
 from fedshift.deploy.runs import Request
 from fedshift.deploy.sites import Facts, open_target, with_target
 from fedshift.engine.compute import Compute
 from fedshift.engine.preflight import check_needs
 from fedshift.experiment.listener import LogListener
-from fedshift.experiment.session import Options, Session, play, prepare
+from fedshift.experiment.session import Options, Session, note_preparation, play, prepare
 from fedshift.report.results import RunResult
 from fedshift.runs.summary import selected_rounds
 from fedshift.transports.flower.envelope import Envelope, to_envelope
@@ -84,6 +87,39 @@ class RegisteredSites(FlowerTransport):
         """As any transport; each request says which rounds the sites have to keep."""
         self.header = replace(self.header, selected=tuple(sorted(set(self.selected()))))
         return super().deliver(messages)
+
+    def ask(self, kind: str, sites: Iterable[str], text: str) -> dict[str, str]:
+        """The same question to several sites, all of which must answer; the texts by site."""
+        nodes = self.find(sites)
+        requests = {
+            site: SiteRequest(nodes[site], kind, self.header, Envelope(text, {})) for site in sites
+        }
+        out = {}
+        for site, reply in self._exchange(requests):
+            if reply.envelope is None:
+                raise error_from_site(site, reply.failure)
+            out[site] = reply.envelope.text
+        return dict(sorted(out.items()))
+
+    def prepare_tables(self, path: Path) -> dict[str, Any]:
+        """Let sites with raw tables agree on a preparation, or take that of the run; then facts."""
+        raw = sorted(site for site, told in self.facts.items() if told.unprepared)
+        record = tables.stored(path)
+        if record is None and raw:
+            if other := sorted(self.facts.keys() - set(raw)):
+                raise ConfigError(
+                    f"site {raw[0]} has a table without a preparation, and {other[0]} is prepared "
+                    "already; let all sites name one preparation.json, or none of them"
+                )
+            run = self.header.read()
+            record = tables.agree(
+                lambda asked: self.ask("query.table", raw, json.dumps(asked)), run
+            )
+        if raw:
+            asked = json.dumps({"step": "keep", "record": record})
+            told = self.ask("query.table", raw, asked)
+            self.facts |= {site: Facts.from_json(text) for site, text in told.items()}
+        return {"table": record} if record else {}
 
     def hand_over(self, messages: Mapping[str, Broadcast]) -> None:
         """Send each site the selected model; a site that is away does without, and is named."""
@@ -149,6 +185,7 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
             "name the others",
             "site=ID",
         )
+    prepared = transport.prepare_tables(request.path)
     federation = federation_of(list(transport.facts.values()), config.scenario)
     if request.target is not None:
         unseen = open_target(request.target, config, federation.shape)
@@ -164,6 +201,7 @@ def open_session(request: Request, grid: MessageGrid) -> Session:
     session = prepare(config, method, request.path, options, federation)
     transport.selected = lambda: selected_rounds(config, session.record.metrics).values()
     require_roster(session.server.roster, federation.sites)
+    note_preparation(session.record, prepared, method)
     for site, told in sorted(transport.facts.items()):
         session.record.note_facts(session.server.round, site, told.to_json())
     return session

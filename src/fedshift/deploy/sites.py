@@ -44,10 +44,12 @@ class Facts:
     classes: tuple[str, ...]
     shape: tuple[int, ...]  # of one input as a net sees it
     domain: str = ""  # empty if it is not told
+    unprepared: bool = False  # a table whose preparation is not agreed yet: nothing else is known
 
     def to_json(self) -> str:
         """The form in which it is sent."""
-        return json.dumps(asdict(self))
+        row = asdict(self)
+        return json.dumps(row if self.unprepared else {k: row[k] for k in list(row)[:-1]})
 
     @classmethod
     def from_json(cls, text: str) -> Facts:
@@ -68,7 +70,7 @@ def own_federation(paths: SitePaths, run: RunConfig) -> Federation:
     settings = read_site(paths.root)
     if settings.trial:
         return _trial(settings.id, run)
-    domain = open_folder(paths, settings)
+    domain = open_folder(paths, settings, run.name)
     encoder = run.scenario.data_options.get("encoder")
     if encoder and domain.x.dim() == 4:
         domain = encoded(domain, encoder, paths.data)
@@ -88,7 +90,7 @@ def own_preparation(paths: SitePaths, run: RunConfig) -> dict[str, Any]:
     name = settings.domain or settings.id
     out: dict[str, Any] = {"domains": {settings.id: name}}
     agreed = preparation_file(paths, settings, run.name)
-    if not settings.trial and _is_table(settings) and agreed is not None:
+    if not settings.trial and is_table(settings) and agreed is not None:
         out["table"] = read_record(agreed)
     return out
 
@@ -101,7 +103,8 @@ def preparation_file(paths: SitePaths, settings: SiteSettings, run: str) -> Path
     return agreed if agreed.exists() else None
 
 
-def _is_table(settings: SiteSettings) -> bool:
+def is_table(settings: SiteSettings) -> bool:
+    """Whether a site's data are a table: csv, parquet or Excel."""
     folder = Path(settings.folder or "")
     return folder.suffix.lower() in TABLES and folder.is_file()
 
@@ -121,7 +124,14 @@ def facts_of(federation: Federation, *, tell_domain: bool) -> Facts:
     return Facts(site.id, federation.classes, federation.shape, domain)
 
 
-def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
+def is_unprepared(paths: SitePaths, run: RunConfig) -> bool:
+    """Whether this site has a table and nobody has said yet how it becomes inputs."""
+    settings = read_site(paths.root)
+    raw = not settings.trial and is_table(settings)
+    return raw and preparation_file(paths, settings, run.name) is None
+
+
+def open_folder(paths: SitePaths, settings: SiteSettings, run: str = "") -> Domain:
     """The site's images as tensors, from a cache in the site's folder where possible.
 
     The cache's name is a hash of settings, file names, sizes and modification times: images are
@@ -129,8 +139,8 @@ def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
     """
     assert settings.folder is not None
     folder = Path(settings.folder)
-    if folder.suffix.lower() in TABLES and folder.is_file():
-        return _open_table(folder, paths, settings)
+    if is_table(settings):
+        return _open_table(folder, paths, settings, preparation_file(paths, settings, run))
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set folder in {paths.settings}")
     name = settings.domain or settings.id
@@ -156,14 +166,16 @@ def open_folder(paths: SitePaths, settings: SiteSettings) -> Domain:
     return read.domain
 
 
-def _open_table(file: Path, paths: SitePaths, settings: SiteSettings) -> Domain:
+def _open_table(
+    file: Path, paths: SitePaths, settings: SiteSettings, agreed: Path | None
+) -> Domain:
     """The rows of a site's table, prepared as the federation agreed; cached as images are."""
-    if settings.preparation is None:
+    if agreed is None:
         raise DataError(
             f"{file} is a table, and no preparation is named; set preparation in {paths.settings} "
-            "to the preparation.json that all sites share"
+            "to the preparation.json that all sites share, or let a run agree on one"
         )
-    name, agreed = settings.domain or settings.id, Path(settings.preparation)
+    name = settings.domain or settings.id
     record, stat = read_record(agreed), file.stat()
     content = json.dumps([name, str(file), stat.st_size, stat.st_mtime_ns, digest(agreed)])
     store = paths.data / hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

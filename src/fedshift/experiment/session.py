@@ -201,7 +201,7 @@ def prepare(
     record.create(compute)
     record.describe_model(known.shape, known.classes)
     if federation is None:
-        note_preparation(record, input_preparation(scenario, known))
+        note_preparation(record, input_preparation(scenario, known), method)
     resources = allowed_data(known, scenario, "server")
     server = open_server(method, scenario, config.seed, net, resources, record.personal)
     server.sites, server.policy = tuple(known.sites), options.policy
@@ -216,7 +216,7 @@ def prepare(
     return Session(server, transport, known, record, options.listener, split)
 
 
-def note_preparation(record: Record, prepared: Mapping[str, Any]) -> None:
+def note_preparation(record: Record, prepared: Mapping[str, Any], method: Method) -> None:
     """Keep how raw data became inputs, and add to the ledger what each site told for that.
 
     A resumed run replaces these lines by its own ledger. Where several clients share the data of
@@ -225,10 +225,15 @@ def note_preparation(record: Record, prepared: Mapping[str, Any]) -> None:
     if record.path is not None:
         keep_preparation(record.path, prepared)
     table, domains = prepared.get("table", {}), prepared.get("domains", {})
+    if any(row["task"] == "preparation" for row in record.ledger):
+        return
     for site, size in table.get("told", {}).items():
         holders = [client for client, domain in domains.items() if domain == site]
         client = holders[0] if len(holders) == 1 else site
-        record.ledger.append(preparation_line(client, size, "; ".join(table["leaves"])))
+        private = [f"not covered by {p.name}" for p in method.parts if p.gives_privacy]
+        record.ledger.append(
+            preparation_line(client, size, "; ".join([*table["leaves"], *private]))
+        )
 
 
 def restore_or_enrol(

@@ -7,6 +7,7 @@ and its state from its own folder: nothing in a message may name another one.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Update
 from fedshift.core.state import DiskStore
 from fedshift.data.federation import Federation
-from fedshift.deploy import models
+from fedshift.data.sources.tables import agreement
+from fedshift.deploy import models, tables
 from fedshift.deploy.folders import SitePaths, read_site
 from fedshift.deploy.policy import Guard, read_policy
 from fedshift.deploy.runs import Request
 from fedshift.deploy.session import COMPUTE, play_request
-from fedshift.deploy.sites import facts_of, own_federation, own_preparation
+from fedshift.deploy.sites import Facts, facts_of, is_unprepared, own_federation, own_preparation
 from fedshift.engine.attacks import refuse_attack
 from fedshift.engine.build import allowed_data, build_net
 from fedshift.engine.preflight import check_data
@@ -130,6 +132,8 @@ def introduce(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
     del envelope, node
     try:
         run = header.read()
+        if is_unprepared(paths(), run):
+            return Envelope(Facts(read_site(paths().root).id, (), (), "", True).to_json(), {})
         own = own_federation(paths(), run)
         check_data(own, run.scenario, build_net(run, run.build(), own))
     except FedshiftError as error:
@@ -137,6 +141,19 @@ def introduce(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
         raise
     known = "domain_ids" in run.scenario.allow and read_policy(paths()).tell_domain
     return Envelope(facts_of(own, tell_domain=known).to_json(), {})
+
+
+def tell_of_table(header: Header, envelope: Envelope, node: NodeConfig) -> Envelope:
+    """Describe or count this site's table, or keep the agreed preparation and report the facts."""
+    try:
+        run, asked = header.read(), json.loads(envelope.text)
+        if asked.get("step") == "keep":
+            tables.keep(paths(), run, asked["record"])
+            return introduce(header, envelope, node)
+        return Envelope(agreement.packed(tables.answer(paths(), run, asked)).decode(), {})
+    except FedshiftError as error:
+        _tell(error)
+        raise
 
 
 def _tell(error: FedshiftError) -> None:
@@ -167,6 +184,12 @@ server = ServerApp()
 def answer_facts(message: Message, context: Context) -> Message:
     """Answer ``query.facts``: the site reports its classes, shape and counts."""
     return respond(message, context, introduce)
+
+
+@client.query("table")
+def answer_table(message: Message, context: Context) -> Message:
+    """Answer ``query.table``: the sites of a run agree on how their tables are prepared."""
+    return respond(message, context, tell_of_table)
 
 
 @client.query("model")

@@ -33,7 +33,7 @@ from fedshift.data.sources.tables.statistics import (
     NumberStatistics,
     Statistics,
 )
-from fedshift.data.sources.tables.targets import in_order, label_columns
+from fedshift.data.sources.tables.targets import agreed_classes, label_columns
 
 RESERVED = ("split", "id")  # columns with a meaning of their own
 MOST_NAMES = 1000  # categories of a column that a site tells at most, whatever it is asked
@@ -112,7 +112,7 @@ def roles_of(described: Mapping[str, Answer], schema: TableSchema) -> dict[str, 
             }
             for site, found in described.items()
         }
-        classes = {str(name) for found in described.values() for name in found["classes"]}
+        labels = {s: [str(v) for v in found["classes"]] for s, found in described.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"a site described its table in a way that is not known ({error})"
@@ -128,7 +128,7 @@ def roles_of(described: Mapping[str, Answer], schema: TableSchema) -> dict[str, 
     roles = found_roles.find_roles(list(summaries.values()), schema, list(names))
     return {
         "roles": {name: found.role for name, found in roles.items()},
-        "classes": list(in_order(classes)),
+        "classes": list(agreed_classes(labels)) if all(labels.values()) else [],
     }
 
 

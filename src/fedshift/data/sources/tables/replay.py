@@ -48,7 +48,7 @@ def replay(record: Mapping[str, Any], path: Path, site: str) -> Read:
     """
     schema = TableSchema.model_validate(record["schema"])
     own = read_own(path, site, schema)
-    y = _targets(record, own, schema)
+    y = own_targets(record, own, schema)
     split = own_split(record, own, y)
     preparation = _preparation(record, own, split, schema)
     x = torch.from_numpy(preparation.apply(own.columns))
@@ -97,7 +97,7 @@ def agreed_of(record: Mapping[str, Any]) -> TablePreparation:
     return TablePreparation.from_json(known)
 
 
-def _targets(record: Mapping[str, Any], own: SiteTable, schema: TableSchema) -> Array:
+def own_targets(record: Mapping[str, Any], own: SiteTable, schema: TableSchema) -> Array:
     """Class numbers (N,), or numbers (N,) or labels (N, K) as float32."""
     classes: Sequence[str] = record["classes"]
     if record["objective"] == "classification":

@@ -124,7 +124,7 @@ def binned(values: Array) -> dict[int, int]:
     size = np.maximum(np.abs(values), SMALLEST)
     bins = np.ceil(np.log(size / SMALLEST) / math.log(GAMMA) - 1e-9).astype(np.int64)
     bins = np.where(np.abs(values) < SMALLEST, 0, np.sign(values) * np.clip(bins, 1, LAST))
-    found, counts = np.unique(bins, return_counts=True)
+    found, counts = np.unique(bins.astype(np.int64), return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 

@@ -104,6 +104,18 @@ def _classes(sites: Mapping[str, Array], schema: TableSchema) -> Targets:
     return Targets("classification", classes, merged, notes)
 
 
+def agreed_classes(sites: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """The classes of all sites, from the labels that occur at each, in one spelling."""
+    merged, _ = _agreed({n: np.array(sorted(v), dtype=np.str_) for n, v in sites.items()})
+    classes = in_order({v for labels in merged.values() for v in labels.tolist()})
+    if len(classes) < 2:
+        raise DataError(
+            f"the label is always {classes[0]!r}; two classes are needed; name another column",
+            "label=COLUMN",
+        )
+    return classes
+
+
 def _renamed(labels: Array, names: Mapping[str, str]) -> Array:
     return np.array([names.get(str(v), str(v)) for v in labels.tolist()], dtype=np.str_)
 

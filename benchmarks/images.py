@@ -3,6 +3,10 @@
     python benchmarks/images.py            1,000 images of 256 px
     python benchmarks/images.py 20000      as many as you have time for
 
+Three pairs, each on the same files and cores: decoding and throwing away against our decoding;
+decoding, keeping the pixels and writing them to disk against a whole `data add`, which also hashes
+every image for duplicates and every array for its fingerprint; and the same two at a size of 64.
+
 Ratios of interleaved repeats within one run, of the time on the clock and of the time on all cores
 together, which other people's work on the machine disturbs less. And the peak memory of a process
 that only prepares, beside that of one that only imports us.
@@ -33,6 +37,7 @@ from fedshift.data.sources.images import Item, decode_items
 from fedshift.data.sources.limits import Limits
 
 SIDE = 256
+SMALL = 64
 REPEATS = 3
 Times = dict[str, list[float]]
 
@@ -63,8 +68,23 @@ def plain(path: Path) -> int:
     return len(decoded(path))
 
 
-def programs(root: Path, paths: list[Path]) -> dict[str, Callable[[], object]]:
-    """The same files: in threads, kept in one array, in a loop, by us, prepared for good."""
+def small(path: Path) -> np.ndarray:
+    """What anybody would write for small squares."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB").resize((SMALL, SMALL), Image.Resampling.BILINEAR))
+
+
+def kept(root: Path, paths: list[Path], one: Callable[[Path], np.ndarray], side: int) -> None:
+    """Decode in threads into one array, and write it to disk."""
+    out = np.empty((len(paths), side, side, 3), dtype=np.uint8)
+    with ThreadPoolExecutor(cores()) as pool:
+        for i, pixels in enumerate(pool.map(one, paths, chunksize=8)):
+            out[i] = pixels
+    np.save(root.parent / "kept.npy", out)
+
+
+def programs(root: Path, paths: list[Path]) -> dict[str, tuple[str, Callable[[], object]]]:
+    """By name: what it is compared with, and what it does, all on the same files."""
     items = [Item(str(p), "a", -1, p) for p in paths]
     card = DatasetCard("bench", "bench", (), 0, origin=str(root))
 
@@ -73,27 +93,23 @@ def programs(root: Path, paths: list[Path]) -> dict[str, Callable[[], object]]:
             for _ in pool.map(plain, paths, chunksize=8):
                 pass
 
-    def kept() -> None:
-        out = np.empty((len(paths), SIDE, SIDE, 3), dtype=np.uint8)
-        with ThreadPoolExecutor(cores()) as pool:
-            for i, pixels in enumerate(pool.map(decoded, paths, chunksize=8)):
-                out[i] = pixels
-
+    whole, little = f"Pillow, {SIDE} px to disk", f"Pillow, {SMALL} px to disk"
     return {
-        f"Pillow, {cores()} threads": threads,
-        "Pillow, kept": kept,
-        "Pillow, one thread": lambda: [plain(p) for p in paths],
-        "decoded by us": lambda: decode_items("d", items, None, Limits(16)),
-        "whole `data add`": lambda: prepare(card, Variant(), limits=Limits(16)),
+        "Pillow, decoded": ("Pillow, decoded", threads),
+        "decoded by us": ("Pillow, decoded", lambda: decode_items("d", items, None, Limits(16))),
+        whole: (whole, lambda: kept(root, paths, decoded, SIDE)),
+        f"data add, {SIDE} px": (whole, lambda: prepare(card, Variant(), limits=Limits(16))),
+        little: (little, lambda: kept(root, paths, small, SMALL)),
+        f"data add, {SMALL} px": (little, lambda: prepare(card, Variant(SMALL))),
     }
 
 
-def timed(work: dict[str, Callable[[], object]]) -> tuple[Times, Times]:
+def timed(work: dict[str, tuple[str, Callable[[], object]]]) -> tuple[Times, Times]:
     """Seconds on the clock, and on all cores, of each program in each repeat; the first dropped."""
     wall: Times = {name: [] for name in work}
     cpu: Times = {name: [] for name in work}
     for repeat in range(REPEATS + 1):
-        for name, play in work.items():
+        for name, (_, play) in work.items():
             began = time.perf_counter(), time.process_time()
             play()
             if repeat:
@@ -128,12 +144,13 @@ def main() -> None:
         work = programs(root, paths)
         wall, cpu = timed(work)
         print(f"{header()}\n{count} JPEGs of {SIDE} px, {REPEATS} repeats")
-        cores_ = ratios(cpu, next(iter(work)))
-        for name, (middle, low, high) in ratios(wall, next(iter(work))).items():
+        for name, (base, _) in work.items():
             rate = count / statistics.median(wall[name])
-            on_cores = f"{cores_[name][0]:.2f} ({cores_[name][1]:.2f} to {cores_[name][2]:.2f})"
-            on_clock = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-            print(f"{name:<20} clock {on_clock}   cores {on_cores}   {rate:5.0f} images/s")
+            on_clock, on_cores = (
+                "{:.2f} ({:.2f} to {:.2f})".format(*ratios(times, base)[name])
+                for times in (wall, cpu)
+            )
+            print(f"{name:<22} clock {on_clock}   cores {on_cores}   {rate:5.0f} images/s")
         stored = count * SIDE * SIDE * 3 / 2**20
         peaks = f"{memory(str(root)):.0f} MB, importing alone {memory(''):.0f} MB"
         print(f"peak memory {peaks}, pixels {stored:.0f} MB")

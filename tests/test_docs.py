@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 import fedshift
 from fedshift.base.registry import import_file
@@ -111,3 +112,27 @@ def test_links_between_the_texts_lead_somewhere():
 def test_no_source_file_is_longer_than_400_lines():
     long = {p: len(p.read_text().splitlines()) for p in (ROOT / "src").rglob("*.py")}
     assert {str(p): n for p, n in long.items() if n > 400} == {}
+
+
+def spread_of(page: Path) -> tuple[set[str], str]:
+    """The tables with a ± that a page shows, and its text."""
+    text = " ".join(page.read_text().split())
+    named = set(re.findall(r'--8<-- "(docs/tables/[^"]+)"', text))
+    return {name for name in named if "±" in (ROOT / name).read_text()}, text
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.name)
+def test_what_follows_a_plus_minus_is_said_with_the_number_of_seeds(page: Path):
+    """Tables were made when ± was a deviation; the factor to the interval is t / sqrt(n)."""
+    shown, text = spread_of(page)
+    if not shown:
+        return
+    n = {"three": 3, "five": 5}[re.search(r"standard deviation over (?:the )?(\w+) seeds", text)[1]]
+    factor = float(re.search(r"95 % interval of a mean is ± ([\d.]+) of these", text)[1])
+    assert factor == round(float(stats.t.ppf(0.975, n - 1)) / n**0.5, 1)
+
+
+def test_every_table_with_a_plus_minus_is_on_a_page():
+    files = {str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "tables").rglob("*.md")}
+    shown = set().union(*(spread_of(page)[0] for page in TEXTS))
+    assert {f for f in files if "±" in (ROOT / f).read_text()} == shown

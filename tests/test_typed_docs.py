@@ -262,6 +262,7 @@ class Typed:
         monkeypatch.setattr("fedshift.experiment.compare.cores", lambda: 1)
         monkeypatch.setattr("fedshift.experiment.compare.reference_rows", lambda *_: [])
         monkeypatch.setattr("fedshift.experiment.estimate.estimate", self._estimate)
+        monkeypatch.setattr("fedshift.experiment.compare.estimate", self._estimate)
         monkeypatch.setattr("fedshift.cli.commands.announce", lambda *_, **__: None)
         monkeypatch.setattr("fedshift.testing.check_contract", lambda m: [build_method(m)] * 0)
         monkeypatch.setattr("fedshift.report.html.write", lambda *_: "report.html")

@@ -126,6 +126,14 @@ def test_a_run_keeps_the_predictions_that_it_reports(method, tmp_path: Path):
     assert all(p.out.shape == (16, 4) for p in kept)  # outputs, one per class; no input is 16 x 4
 
 
+def test_a_site_that_never_trained_predicts_with_its_own_initial_entries(tmp_path: Path):
+    """And not with those of the site whose model was loaded before."""
+    scenario = tiny_scenario(rounds=1, clients_per_round=2, protocols=("personal",))
+    result = fedshift.run("fedper", scenario, out=tmp_path / "r", quiet=True)
+    assert len(read_predictions(tmp_path / "r")) == 4
+    assert len(set(result.outcome("personal").metrics.clients.values())) > 1
+
+
 def test_one_seed_has_intervals_of_every_measure_and_memory_only_those_of_counts(tmp_path: Path):
     alone = tiny_scenario(rounds=1, domains=("dark",), partition={"kind": "per-domain"})
     kept = fedshift.run("fedavg", alone, out=tmp_path / "r", quiet=True)

@@ -1,8 +1,8 @@
-"""What a run takes in all, from one round of it: time, bytes, memory and disk.
+"""What a run takes in all, from a few rounds of it: time, bytes, memory and disk.
 
 ``experiment.estimate`` asks before a run, after a warm-up, and ``experiment.session`` after the
-first scored round of every run, for its listener to tell. A guess from one round on this machine as
-busy as it is now, never a promise.
+first scored round of every run, for its listener to tell. It is a guess on this machine as busy as
+it is now, never a promise.
 """
 
 from __future__ import annotations

@@ -288,8 +288,8 @@ class Run:
             self.done = True
         else:
             self.out.damages.append(f"{name}: {what}: refused")
-            shutil.rmtree(self.run)
-            kept.rename(self.run)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(kept / name, file)  # and nothing else: what was spent since stays spent
 
     def fill_disk(self) -> None:
         """The next attempt runs on a disk that becomes full, if this machine can mount one."""

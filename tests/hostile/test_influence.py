@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fedshift.base.errors import RunError
+from fedshift.cli import main
+from fedshift.cli.runs import configured
 from fedshift.core.aggregate import bounded
 from fedshift.core.server import Policy
 from fedshift.testing import RecordingTransport, play, start, worker
@@ -117,6 +119,26 @@ def test_who_was_bounded_is_told_in_ledger_metrics_and_on_the_screen():
         "dark-0": {"rounds": 1, "weight": pytest.approx(1.0, abs=1e-6)}
     }
     assert session.server.scenario.confounders()["largest weight of a client"] == "0.4"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "server run nowhere"])
+def test_the_option_is_checked_in_every_command_that_trains(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--method", "fedavg", "--max-weight", "1.5"])
+    assert ended.value.code == 2
+    assert "max_weight is 1.5" in capsys.readouterr().err
+
+
+def test_the_option_is_part_of_the_runs_identity():
+    given = dict.fromkeys(("scenario", "scale", "seed", "settings"))
+    names = []
+    for most in (None, 0.4):
+        config, _ = configured(
+            None, method="fedavg", allow=(), without=(), max_weight=most, **given
+        )
+        assert config.scenario.max_weight == most
+        names.append(config.name)
+    assert len(set(names)) == 2
 
 
 def test_weights_below_the_bound_keep_their_bits():

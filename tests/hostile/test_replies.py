@@ -270,7 +270,7 @@ HAND_MADE = [
     *(("fedavg", "train", name, {}) for name in SCALARS | TRAIN),
     *(("fednova", "train", name, {}) for name in ("steps 0", "one step more", "steps 10^15")),
     *(("fedavg", "enrol", name, {}) for name in SCALARS | ENROL),
-    *(("f2dc", "enrol", name, {"backbone": "cnn"}) for name in ("facts null", "facts nested")),
+    *(("f2dc", "enrol", name, {"backbone": "cnn"}) for name in ("no domain", "a long domain")),
     *(("fedavg", "score", name, {}) for name in SCORE),
     *(("ditto", "score", name, {}) for name in ("count 0", "more right than there are")),
     *(("f2dc", "assess", name, {"backbone": "cnn"}) for name in SCORE),

@@ -183,27 +183,31 @@ W = "head.weight"
     [
         ("quantise", lambda r: {"shared": {k: v.float() for k, v in r.shared.items()}}, "float32"),
         ("half", lambda r: {"shared": {k: v.float() for k, v in r.shared.items()}}, "float32"),
-        ("quantise", payload(**{"quantise/scales": torch.ones(1)}), "scales are due"),
-        ("quantise", lambda r: {"payload": {}}, "sends scales"),
+        (
+            "quantise",
+            payload(**{"quantise/scales": torch.ones(1)}),
+            r"quantise/scales has shape \(1,\), not \(11\)",
+        ),
+        ("quantise", lambda r: {"payload": {}}, "payload quantise/scales is missing"),
         (
             "quantise",
             lambda r: {"payload": {"quantise/scales": -r.payload["quantise/scales"] - 1}},
-            "a scale is negative",
+            r"quantise/scales has -1\S*, and the least is 0",
         ),
         (
             "quantise",
             lambda r: {"payload": {"quantise/scales": r.payload["quantise/scales"] * torch.nan}},
             "not finite",
         ),
-        ("half", payload(**{"half/more": torch.ones(1)}), "sends no payload"),
-        ("top-k", lambda r: {"payload": {}}, "wrong entries"),
+        ("half", payload(**{"half/more": torch.ones(1)}), "half/more' is not declared by half"),
+        ("top-k", lambda r: {"payload": {}}, "payload top-k/positions/\\S+ is missing"),
         (
             "top-k",
             lambda r: {
                 "payload": r.payload
                 | {f"top-k/positions/{W}": r.payload[f"top-k/positions/{W}"] + 10**6}
             },
-            "outside head.weight",
+            "positions/head.weight has 1\\S+, and the most is 63",
         ),
         (
             "top-k",
@@ -211,16 +215,20 @@ W = "head.weight"
                 "payload": r.payload
                 | {f"top-k/positions/{W}": -1 - r.payload[f"top-k/positions/{W}"]}
             },
-            "outside head.weight",
+            "positions/head.weight has -\\S+, and the least is 0",
         ),
-        ("top-k", payload(**{f"top-k/values/{W}": torch.ones(2**10)}), "numbers of head.weight"),
+        (
+            "top-k",
+            payload(**{f"top-k/values/{W}": torch.ones(2**10)}),
+            r"values/head.weight has shape \(1024,\), not \(1\)",
+        ),
         (
             "top-k",
             lambda r: {
                 "payload": r.payload
                 | {f"top-k/values/{W}": r.payload[f"top-k/values/{W}"].double()}
             },
-            "another type",
+            "values/head.weight is torch.float64, not torch.float32",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -405,3 +406,13 @@ def test_scores_that_came_before_the_kill_are_not_asked_for_twice(opened, tmp_pa
     resumed, _ = opened("fedbn", path=path)
     assert resumed.record.pending is None
     require_same(play(opened("fedbn")[0]), play(resumed), "uninterrupted and killed")
+
+
+def test_a_site_whose_state_is_gone_refuses_with_the_remedy(opened, tmp_path):
+    session, _ = opened("scaffold", path=tmp_path / "run", steps=1)
+    play(session, 1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "clients" / "dark-0")
+    resumed, _ = opened("scaffold", path=tmp_path / "run", steps=1)
+    words = r"client dark-0 has no state, and the server expects one of round 1.*restore it"
+    with pytest.raises(RunError, match=words):
+        play(resumed)

@@ -39,8 +39,8 @@ def why_rejected(
     then the values, in one pass over the tensors. Parts come last, so that ``reject_reason`` sees a
     well-formed, finite update.
 
-    With ``examined``, our own worker has already looked at the values (``Worker._require_finite``
-    and ``_require_declared``); those of weights that a channel has changed since are looked at.
+    With ``examined``, our own worker has already looked at the model's entries
+    (``Worker._require_finite``): they are looked at again only if a channel has changed them since.
     """
     return (
         _wrong_task(asked, update)
@@ -231,15 +231,11 @@ def _wrong_entries(
 def _wrong_values(server: Server, update: Update, *, examined: bool) -> str:
     """Numbers that are not finite, too large, or out of their range."""
     changed = update.task == "train" and bool(server.method.channels)  # after it was examined
-    problem = not_finite(update.shared | update.personal) if changed or not examined else ""
-    if problem or examined:
+    if (changed or not examined) and (problem := not_finite(update.shared | update.personal)):
         return problem
-    return (
-        _wrong_buffers(server, update, update.shared)
-        or _wrong_buffers(server, update, update.personal)
-        or (update.payload and server.uploads[update.task].wrong_range(update.payload))
-        or ""
-    )
+    if update.payload and (problem := server.uploads[update.task].wrong_range(update.payload)):
+        return problem
+    return "" if examined else _wrong_buffers(server, update, update.shared | update.personal)
 
 
 def _wrong_buffers(server: Server, update: Update, entries: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,63 @@
+"""What checking replies costs: the same rounds with the checks and without them, interleaved.
+
+    python benchmarks/validation.py            # every work of speed.py, FedAvg and SCAFFOLD
+    python benchmarks/validation.py C          # some of the works only
+
+Without: the server takes every reply, and a site does not look at its own payload.
+One process, in seconds of the processor: both halves. A pool of two, by the clock: the server's
+half, which every reply waits for; the workers check their own payload in both cases. Median and
+quartiles of the time with the checks over the time without them, within a repeat.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from unittest import mock
+
+from common import WORKS, Program, Work, interleave, ratios, rounds, session
+
+from fedshift.base.process import tune_process
+from fedshift.core.payload import Declared
+from fedshift.engine import replies
+
+REPEATS = 15
+METHODS = ("fedavg", "scaffold")  # without payload, and with one of the model's size
+
+
+def passes(*_: object, **__: object) -> str:
+    """In place of a check: nothing is wrong, and nothing is looked at."""
+    return ""
+
+
+def compare(work: Work, method: str, transport: str) -> None:
+    """Print the ratio of rounds with the checks to those without."""
+    workers = 2 if transport == "pool" else 1
+    play = rounds(session(work, method, transport, workers))
+    play()
+
+    def bare() -> None:
+        with (
+            mock.patch.object(replies, "why_rejected", passes),
+            mock.patch.object(Declared, "problem", passes),
+        ):
+            play()
+
+    programs: dict[str, Program] = {"without": bare, "with": play}
+    clock = time.perf_counter if transport == "pool" else time.process_time
+    middle, low, high = ratios(interleave(programs, REPEATS, clock), "without")["with"]
+    spread = f"({low:.3f} to {high:.3f})"
+    print(f"{work.name:<6} {method:<10} {transport:<10} {middle:5.3f}   {spread}", flush=True)
+
+
+def main(args: list[str]) -> None:
+    """Each work, in process and in a pool."""
+    tune_process()
+    for work in [w for w in WORKS if w.name in args or not args]:
+        for method in METHODS:
+            for transport in ("inprocess", "pool"):
+                compare(work, method, transport)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -63,8 +63,13 @@ def require_one_thread() -> None:
 def attempt(words, fault, run: Path, beside: Path) -> Ended:
     """Run ``fedshift WORDS`` with a fault, in a forked process; wait for it."""
     require_one_thread()
+    (beside / "said").unlink(missing_ok=True)
     began = time.monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child has our handler at first
     pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if pid == 0:
         _child(words, fault, run, beside)
     return _wait(pid, began, fault, beside)
@@ -75,7 +80,6 @@ def _child(words, fault, run: Path, beside: Path) -> None:
     code = CRASHED
     try:
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         said = os.open(beside / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(said, 1)
         os.dup2(said, 2)

@@ -43,7 +43,8 @@ def main(args) -> int:
     done = read(results)
     left = [case for case in cases if case not in {row["case"] for row in done}]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chaos_attempts.start_fork_server()
+    if any("/pool/" in case for case in left):
+        chaos_attempts.start_fork_server()
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=memory()))
     try:
         chaos = Chaos(folder, methods, chosen.seed)

@@ -83,7 +83,11 @@ class Chaos:
         known = known or self.methods
         method = known[int(number) % len(known)]
         out = Outcome(case, method, FAMILIES[family])
-        whole = self.whole(method, transport, out.rounds)
+        try:
+            whole = self.whole(method, transport, out.rounds)
+        except RuntimeError as error:
+            out.problems.append(str(error))
+            return out
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             run = Run(self, Path(folder), whole, out, transport, draw)
             {"kills": run.kills, "mixed": run.mixed, "damage": run.damage}[family]()
@@ -131,7 +135,7 @@ def write_run_file(method: str, rounds: int, file: Path) -> None:
         from fedshift.runs.run_file import write_run_file as write
         from fedshift.testing import granting, tiny_scenario
 
-        small = {"epochs": None, "steps": 1, "protocols": ("personal", "global"), "unseen": None}
+        small = {"epochs": None, "steps": 1, "protocols": ("personal", "global")}
         scenario = tiny_scenario(**(small | {"rounds": rounds} | granting(method)))
         write(file.parent, configure_run(method, scenario)[0], Compute())
         os._exit(0)
@@ -288,8 +292,8 @@ class Run:
             self.done = True
         else:
             self.out.damages.append(f"{name}: {what}: refused")
-            shutil.rmtree(self.run)
-            kept.rename(self.run)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(kept / name, file)  # and nothing else: what was spent since stays spent
 
     def fill_disk(self) -> None:
         """The next attempt runs on a disk that becomes full, if this machine can mount one."""

@@ -8,12 +8,13 @@ import shutil
 
 import pytest
 
+import fedshift
 from fedshift.base.errors import RunError
 from fedshift.base.tensor_files import read_tensors, write_tensors
 from fedshift.experiment.session import Options, prepare
 from fedshift.runs import record as record_module
 from fedshift.runs.record import read_config, read_lines
-from fedshift.testing import play, require_same, start
+from fedshift.testing import play, require_same, start, tiny_scenario
 
 SMALL = {"rounds": 3, "epochs": None, "steps": 1, "protocols": ("personal",), "unseen": None}
 CHECKPOINT = "checkpoints/server.safetensors"
@@ -192,3 +193,15 @@ def test_the_seal_of_a_growing_file_is_that_of_the_whole_file(copied):
         blob = (run / name).read_bytes()
         assert seal["lines"][name] == [len(blob), hashlib.sha256(blob).hexdigest()]
     assert json.loads(seal["run"])[0] == resumed(run).record.config.fingerprint
+
+
+def test_a_run_killed_while_it_wrote_its_first_file_can_be_begun_again(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".config.json.123.part").write_text('{"run": ')
+    done = fedshift.run("fedavg", tiny_scenario(**SMALL), out=run, quiet=True)
+    assert done.summary["rounds"] == 3
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(RunError, match="is not empty and holds no run"):
+        fedshift.run("fedavg", tiny_scenario(**SMALL), out=tmp_path / "other", quiet=True)

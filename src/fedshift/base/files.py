@@ -26,6 +26,9 @@ if sys.platform != "win32":
     import fcntl
 
 
+PART = ".part"  # of a file that is being written
+
+
 def home() -> Path:
     """The user's cache folder: FEDSHIFT_HOME if set, else the platform's standard one."""
     chosen = os.environ.get("FEDSHIFT_HOME")
@@ -108,7 +111,7 @@ def write_bytes(path: Path, blob: bytes, *, durable: bool = False) -> None:
     with readable_errors(path):
         fresh = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
         try:
             part.write_bytes(blob)
             if durable:
@@ -118,6 +121,11 @@ def write_bytes(path: Path, blob: bytes, *, durable: bool = False) -> None:
                 sync_folder(folder)
         finally:
             part.unlink(missing_ok=True)
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file is one that was never finished: what a killed process leaves behind."""
+    return path.name.startswith(".") and path.suffix == PART
 
 
 def sync_folder(folder: Path) -> None:

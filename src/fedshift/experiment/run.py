@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.base.errors import ConfigError, RunError, UnknownNameError
-from fedshift.base.files import only_writer
+from fedshift.base.files import is_part, only_writer
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
@@ -171,7 +171,7 @@ def as_begun(config: RunConfig, path: Path | None) -> RunConfig:
 
 def finished(config: RunConfig, path: Path, *, resume: bool) -> RunResult | None:
     """The result in ``path`` if that run is done; an error if the folder holds something else."""
-    if not path.exists() or not any(path.iterdir()):
+    if not path.exists() or all(is_part(file) for file in path.iterdir()):
         return None
     if not (path / "config.json").exists():
         raise RunError(f"{path} is not empty and holds no run; choose another out", "out=DIR")

@@ -28,6 +28,7 @@ SMALL = {"rounds": 2, "epochs": None, "steps": 1, "protocols": ("personal",), "u
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and looks into /proc")
+@pytest.mark.timeout(600)
 def test_a_sample_of_chaos_breaks_no_promise(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT, *SAMPLE, "--methods", "scaffold,local-dp", "--out", tmp_path],
@@ -35,7 +36,7 @@ def test_a_sample_of_chaos_breaks_no_promise(tmp_path):
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        timeout=280,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(x) for x in (tmp_path / "results.jsonl").read_text().splitlines()]

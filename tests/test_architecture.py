@@ -97,7 +97,7 @@ def test_few_modules_lie_at_the_top():
 
 def test_type_checking_blocks_are_for_hooks_that_name_a_layer_above():
     found = [str(p.relative_to(SOURCE)) for p in FILES if "if TYPE_CHECKING:" in p.read_text()]
-    names = ("aggregate", "analysis", "channel", "method", "part", "resource")
+    names = ("aggregate", "analysis", "channel", "method", "part", "payload", "resource")
     assert found == [f"core/{name}.py" for name in names]
 
 

@@ -74,6 +74,7 @@ def test_bytes_are_told_apart_by_kind():
         "steps": 0,
         "facts": {},
         "metrics": {"task": 0.5},
+        "kept": False,
     }
     expected = {
         "scalars": len(json.dumps(scalars)),
@@ -99,7 +100,7 @@ def test_the_weight_is_the_sum_of_all_tensors_and_the_scalars(shared, personal, 
     message = Broadcast("c", "train", 1, shared, personal, payload)
     tensors = [t for section in (shared, personal, payload) for t in section.values()]
     size = sum(t.numel() * t.element_size() for t in tensors)
-    scalars = len(json.dumps({"client": "c", "task": "train", "round": 1}))
+    scalars = len(json.dumps({"client": "c", "task": "train", "round": 1, "visited": None}))
     assert message.nbytes == size + scalars
 
 

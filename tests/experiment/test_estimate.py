@@ -32,7 +32,8 @@ def test_bytes_are_those_of_the_run(method):
     scenario = tiny_scenario(rounds=5, evaluate_every=2)
     guess = estimate(*configure_run(method, scenario))
     real = run(method, scenario, quiet=True).summary
-    assert guess.down == real["bytes"]["total"]["down"]
+    # A message names the rounds of earlier visits, whose digits are counted.
+    assert guess.down == pytest.approx(real["bytes"]["total"]["down"], rel=3e-4)
     assert guess.up == pytest.approx(real["bytes"]["total"]["up"], rel=3e-3)  # scores are text
     assert (guess.rounds, guess.clients) == (5, 4)
     assert guess.seconds > 0

@@ -175,7 +175,7 @@ def server_of(start, scopes):
         shared={k: v for k, v in start.items() if scopes[k] is Scope.SHARED},
         initial=start,
         parameters=frozenset(k for k in start if not k.endswith("running_mean")),
-        scenario=SimpleNamespace(weights="examples"),
+        scenario=SimpleNamespace(weights="examples", max_weight=None),
         keys=lambda scope: {k for k, s in scopes.items() if s is scope},
     )
 

@@ -15,11 +15,11 @@ from fedshift.base.tensor_files import write_tensors
 from fedshift.core.objective import objective
 from fedshift.report import bootstrap, formats, tables
 from fedshift.report.results import Cell, Comparison
-from fedshift.runs.predictions import FILE, Predictions, read_predictions, write_predictions
+from fedshift.runs.predictions import FILE, KeptPredictions, read_predictions, write_predictions
 from fedshift.testing import tiny_scenario
 
 
-def predictions(kind: str, n: int = 60) -> Predictions:
+def predictions(kind: str, n: int = 60) -> KeptPredictions:
     """Outputs that know something of the target, with ties among them."""
     generator = torch.Generator().manual_seed(1)
     if kind == "regression":
@@ -32,7 +32,7 @@ def predictions(kind: str, n: int = 60) -> Predictions:
         y = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), n, True, generator=generator)
         noise = torch.randn(n, 3, generator=generator)
         out = torch.round(torch.nn.functional.one_hot(y, 3) + noise, decimals=1)
-    return Predictions("personal", 1, "dark", y, out)
+    return KeptPredictions("personal", 1, "dark", y, out)
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi-label", "regression"])
@@ -56,7 +56,8 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     y = torch.zeros(100, dtype=torch.long)
     out = torch.zeros(100, 2)
     out[:70, 0] = out[70:, 1] = 1.0
-    drawn = bootstrap.domain_draws([Predictions("p", 1, "d", y, out)], objective("classification"))
+    kept = KeptPredictions("p", 1, "d", y, out)
+    drawn = bootstrap.domain_draws([kept], objective("classification"))
     assert bootstrap.half_width(drawn["accuracy"]) == pytest.approx(8.98, abs=0.6)
     assert np.isnan(drawn["auroc"]).all()  # one class has no area
     assert math.isnan(bootstrap.half_width(drawn["auroc"]))
@@ -64,7 +65,7 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
 
 def test_a_model_that_is_never_wrong_claims_no_certainty():
     y = torch.arange(20) % 2
-    found = Predictions("p", 1, "d", y, torch.nn.functional.one_hot(y, 2).float())
+    found = KeptPredictions("p", 1, "d", y, torch.nn.functional.one_hot(y, 2).float())
     drawn = bootstrap.domain_draws([found], objective("classification"))
     assert set(drawn["accuracy"]) == {100.0}
     assert math.isnan(bootstrap.half_width(drawn["accuracy"]))
@@ -77,7 +78,7 @@ def test_two_methods_get_the_same_draws_so_their_difference_is_paired():
     def draws(wrong: int):
         out = torch.zeros(100, 2)
         out[wrong:, 0] = out[:wrong, 1] = 1.0
-        found = Predictions("p", 1, "d", y, out)
+        found = KeptPredictions("p", 1, "d", y, out)
         return bootstrap.domain_draws([found], objective("classification"))["accuracy"]
 
     a = Cell.of([60.0], 4.9, draws(40))

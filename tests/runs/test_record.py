@@ -37,6 +37,7 @@ def test_a_run_directory_holds_all_that_a_report_needs(tmp_path: Path):
         "experiment.toml",
         "metrics.jsonl",
         "ledger.jsonl",
+        "preparation.json",
         "predictions.safetensors",
         "summary.json",
         "weights.safetensors",

@@ -16,6 +16,7 @@ from fedshift.core.message import Update
 from fedshift.core.method import Method
 from fedshift.core.net import Scope, head_keys
 from fedshift.core.part import Part
+from fedshift.core.payload import PayloadSpec
 from fedshift.engine.replies import answers
 from fedshift.engine.round import collect, merge_arriving, streams
 from fedshift.experiment.session import Options, prepare
@@ -195,6 +196,9 @@ class OwnHead(Part):
 
     def scope(self, net):
         return dict.fromkeys(head_keys(net), Scope.PERSONAL)
+
+    def uploads(self, model):
+        return {"enrol": {"w": PayloadSpec((1,), optional=True)}}
 
 
 def test_personal_entries_without_a_hook_still_reach_the_server():

@@ -23,7 +23,7 @@ from fedshift.data.federation import Federation
 from fedshift.data.samples import Samples
 from fedshift.experiment.models import Kept, Model
 from fedshift.report.results import Outcome, RunResult
-from fedshift.runs.predictions import Predictions, write_predictions
+from fedshift.runs.predictions import KeptPredictions, write_predictions
 
 Predicted = tuple[str, str, Tensor, Tensor]  # name, domain, targets and outputs
 SAME = 1e-6  # per cent by which a measure may differ from the reported one
@@ -48,7 +48,7 @@ def keep_predictions(result: RunResult, method: Method, federation: Federation) 
 
 def as_reported(
     made: Sequence[Predicted], protocol: str, outcome: Outcome, task: Objective
-) -> list[Predictions]:
+) -> list[KeptPredictions]:
     """The predictions under one protocol; none if they are not those that were reported."""
     reported = outcome.metrics
     found = []
@@ -57,7 +57,7 @@ def as_reported(
         value = task.measured(out, y)[task.main]
         if known is None or value is None or abs(value - known) > SAME:
             return []
-        found.append(Predictions(protocol, outcome.round, domain, y, out))
+        found.append(KeptPredictions(protocol, outcome.round, domain, y, out))
     return found if {p.domain for p in found} == reported.domains.keys() else []
 
 

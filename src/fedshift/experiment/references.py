@@ -38,7 +38,7 @@ from fedshift.experiment.progress import Watch
 from fedshift.experiment.run import execute, finished
 from fedshift.experiment.session import Options, count_samples
 from fedshift.report.results import RunResult
-from fedshift.runs.predictions import Predictions, read_predictions, write_predictions
+from fedshift.runs.predictions import KeptPredictions, read_predictions, write_predictions
 from fedshift.runs.record import Row, config_json
 from fedshift.runs.summary import summarise
 
@@ -166,7 +166,7 @@ def _as_asked(scenario: Scenario, row: Row) -> Row:
     return {p: found["global" if p == "personal" else p] for p in scenario.protocols}
 
 
-def _predictions_as_asked(scenario: Scenario, path: Path) -> Iterable[Predictions]:
+def _predictions_as_asked(scenario: Scenario, path: Path) -> Iterable[KeptPredictions]:
     """The predictions of the pooled model under the protocols of the scenario."""
     kept = read_predictions(path)
     for protocol in scenario.protocols:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedshift.base import seeds
 from fedshift.core.objective import Objective, Regression
-from fedshift.runs.predictions import Predictions
+from fedshift.runs.predictions import KeptPredictions
 
 Array = NDArray[Any]
 Draws = dict[str, Array]  # by measure: its value in each draw, NaN where it is not defined
@@ -39,7 +39,7 @@ def half_width(values: Array) -> float:
     return float(high - low) / 2 if high > low else float("nan")
 
 
-def domain_draws(found: Sequence[Predictions], task: Objective) -> Draws:
+def domain_draws(found: Sequence[KeptPredictions], task: Objective) -> Draws:
     """Every measure of one domain in each draw: the mean over the models scored on it."""
     each = [_draws(p, task) for p in found]
     return {name: _mean([row[name] for row in each]) for name in each[0]}
@@ -56,7 +56,7 @@ def _mean(rows: Sequence[Array]) -> Array:
         return np.nanmean(np.stack(rows), axis=0)
 
 
-def _draws(found: Predictions, task: Objective) -> Draws:
+def _draws(found: KeptPredictions, task: Objective) -> Draws:
     """Every measure of one model in each draw, some draws at a time."""
     n = len(found.y)
     generator = np.random.default_rng(seeds.derive("bootstrap", found.domain, n))
@@ -69,7 +69,7 @@ def _draws(found: Predictions, task: Objective) -> Draws:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def weighted(weights: Array, found: Predictions, task: Objective) -> Draws:
+def weighted(weights: Array, found: KeptPredictions, task: Objective) -> Draws:
     """Every measure for each row of ``weights`` (B, n), shares in per cent."""
     w = weights.astype(np.float64)
     y, out = found.y.numpy(), found.out.numpy()

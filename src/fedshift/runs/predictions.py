@@ -22,7 +22,7 @@ LARGEST = 4_000_000  # outputs of a run; of more than that only the predicted cl
 
 
 @dataclass(frozen=True)
-class Predictions:
+class KeptPredictions:
     """Targets and outputs of one model on the test samples of one domain."""
 
     protocol: str
@@ -32,7 +32,7 @@ class Predictions:
     out: Tensor  # outputs (n, K); or (n,) predicted classes, where there are too many outputs
 
 
-def write_predictions(path: Path, found: Sequence[Predictions]) -> None:
+def write_predictions(path: Path, found: Sequence[KeptPredictions]) -> None:
     """Keep predictions in the run directory ``path``, atomically."""
     large = sum(p.out.numel() for p in found) > LARGEST
     tensors, about = {}, []
@@ -44,14 +44,14 @@ def write_predictions(path: Path, found: Sequence[Predictions]) -> None:
     write_tensors(path / FILE, tensors, {"predictions": about})
 
 
-def read_predictions(path: Path) -> list[Predictions]:
+def read_predictions(path: Path) -> list[KeptPredictions]:
     """The predictions in a run directory; none for runs of earlier versions and deployments."""
     if not (path / FILE).exists():
         return []
     tensors, meta = read_tensors(path / FILE)
     try:
         return [
-            Predictions(**row, y=tensors[f"{i}/y"], out=tensors[f"{i}/out"])
+            KeptPredictions(**row, y=tensors[f"{i}/y"], out=tensors[f"{i}/out"])
             for i, row in enumerate(meta["predictions"])
         ]
     except (KeyError, TypeError):

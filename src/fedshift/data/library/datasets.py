@@ -200,9 +200,13 @@ def card_of(name: str) -> DatasetCard:
 
 
 def preparation_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How the raw data of a dataset became inputs; empty where their shape says it all."""
+    """How the raw data of a dataset became inputs; empty where their shape says it all.
+
+    The option ``encoder`` is of no variant: it makes features of what is stored.
+    """
     card = (dict(CATALOGUE) | own_cards()).get(name)
-    folder = store_of(card, variant_of(card, options)) if card else None
+    own = {key: value for key, value in options.items() if key != "encoder"}
+    folder = store_of(card, variant_of(card, own)) if card else None
     return read_preparation(folder) if folder and (folder / "dataset.json").exists() else {}
 
 

@@ -97,7 +97,7 @@ class ArrowCells:
 
 
 @dataclass(frozen=True)
-class Block:
+class CellBlock:
     """Some lines of a csv: their cells by column, and the number of each line."""
 
     columns: Sequence[Cells]
@@ -110,7 +110,7 @@ def header_of(path: Path, encoding: str, delimiter: str) -> list[str]:
         return [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
 
 
-def blocks_of(path: Path, encoding: str, delimiter: str, width: int) -> Iterator[Block]:
+def blocks_of(path: Path, encoding: str, delimiter: str, width: int) -> Iterator[CellBlock]:
     """All lines after the header, each of ``width`` cells; missing ones at the end are empty."""
     left: int | None = 0
     if encoding.startswith("utf-8") and has_arrow() and is_plain(path):
@@ -119,7 +119,7 @@ def blocks_of(path: Path, encoding: str, delimiter: str, width: int) -> Iterator
         yield from _csv_blocks(path, encoding, delimiter, width, left)
 
 
-def _arrow_blocks(path: Path, delimiter: str, width: int) -> Generator[Block, None, int | None]:
+def _arrow_blocks(path: Path, delimiter: str, width: int) -> Generator[CellBlock, None, int | None]:
     """Blocks up to the first that pyarrow refuses; returns how many lines it read, None if all."""
     reader, names, done = _arrow("csv"), [str(i) for i in range(width)], 0
     string = _arrow("lib").string()
@@ -133,7 +133,7 @@ def _arrow_blocks(path: Path, delimiter: str, width: int) -> Generator[Block, No
         for batch in opened:
             first, done = done, done + batch.num_rows
             columns = [ArrowCells(column) for column in batch.columns]
-            yield Block(columns, np.arange(first, done, dtype=np.int64) + 2)
+            yield CellBlock(columns, np.arange(first, done, dtype=np.int64) + 2)
     except _arrow("lib").ArrowInvalid:
         return done
     return None
@@ -141,7 +141,7 @@ def _arrow_blocks(path: Path, delimiter: str, width: int) -> Generator[Block, No
 
 def _csv_blocks(
     path: Path, encoding: str, delimiter: str, width: int, skip: int
-) -> Iterator[Block]:
+) -> Iterator[CellBlock]:
     with path.open(newline="", encoding=encoding) as file:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)
@@ -160,9 +160,9 @@ def _csv_blocks(
             yield _block(rows, lines)
 
 
-def _block(rows: list[list[str]], lines: list[int]) -> Block:
+def _block(rows: list[list[str]], lines: list[int]) -> CellBlock:
     columns = [PlainCells(cells) for cells in zip(*rows, strict=True)]
-    return Block(columns, np.array(lines, dtype=np.int64))
+    return CellBlock(columns, np.array(lines, dtype=np.int64))
 
 
 def _filled(path: Path, reader: Any, row: list[str], width: int) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.base.errors import DataError
-from fedshift.data.sources.tables.cells import Block, PlainCells, blocks_of, header_of
+from fedshift.data.sources.tables.cells import CellBlock, PlainCells, blocks_of, header_of
 from fedshift.data.sources.tables.schema import TableSchema
 
 Array = NDArray[Any]
@@ -183,7 +183,7 @@ class _Blocks:
     lines: list[Array] = field(default_factory=list)
     late: set[str] = field(default_factory=set)
 
-    def add(self, header: Sequence[str], block: Block) -> None:
+    def add(self, header: Sequence[str], block: CellBlock) -> None:
         """Append a block of lines in place."""
         self.lines.append(block.lines)
         for name, cells in zip(header, block.columns, strict=True):

@@ -33,6 +33,8 @@ from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Scenario
 from fedshift.data.catalogue import Variant
 from fedshift.data.federation import Federation
+from fedshift.data.library.datasets import add as add_data
+from fedshift.data.sources.tables.schema import TableSchema
 from fedshift.deploy.folders import ServerSettings, read_site
 from fedshift.deploy.setup import init_server
 from fedshift.engine.federation import data_fingerprint, federate
@@ -40,7 +42,7 @@ from fedshift.engine.preflight import check_needs
 from fedshift.experiment.scenario import NESTED, scenario_from, split_settings
 from fedshift.testing import tiny_scenario
 
-DATA_OPTIONS = {field.name for field in fields(Variant)}
+DATA_OPTIONS = {field.name for field in fields(Variant)} | set(TableSchema.model_fields)
 ROOT = Path(__file__).parent.parent
 TEXTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -50,9 +52,12 @@ ELSEWHERE = {  # words of code that are no command of ours
     "--ray": "benchmarks/flower.py",
     "--stream": "examples/flower_app/README.md",
 }
+PARSED_IN = {"scripts/chaos.py": "tests/chaos/chaos_campaign.py"}  # its options
 STANDS_FOR = {  # placeholders of the texts, and what is typed in their place
     "path/": "path/to/images",
     "runs/NAME": "runs/fedavg",
+    "runs/leaks": "runs/fedavg",
+    "RUN": "runs/fedavg",
     "METHOD": "fedavg",
     "SCENARIO": "digits",
     "COMMAND": "run",
@@ -131,6 +136,8 @@ def words_of(mention: Mention) -> tuple[dict[str, str], list[str]]:
     while "=" in words[0]:
         key, _, value = words.pop(0).partition("=")
         settings[key] = value
+    if words[1:2] == ["predict"]:  # what a text calls a run is one on tables there
+        words[2:4] = ["runs/heart", "rows.csv"]
     return settings, [w for w in words[1:] if w != "..."]
 
 
@@ -215,6 +222,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "examples").symlink_to(ROOT / "examples")
     (here / "sources").mkdir()
     (here / "sources/pacs").symlink_to(here / "path/to/PACS")
+    (here / "path/to/sources").symlink_to(here / "sources")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSHIFT_HOME", str(here / "other"))
+        add_data("heart", here / "hospitals", table={"label": "num"})
+        api.run("fedavg", "heart", rounds=1, out=here / "runs/heart", quiet=True)
     made = init_server(here / "elsewhere", ServerSettings(host="fl.example.org"), 1)
     shutil.copy(made.ca, here / "ca.crt")
     shutil.copy(here / "hospitals/va.csv", here / "rows.csv")
@@ -249,7 +261,7 @@ class Typed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         self.patch, self.result = monkeypatch, api.load(place / "runs/fedavg")
         self.trained: list[str] = []  # what would have been trained
-        for folder in ("fl", "site"):  # each text sets up its own machines
+        for folder in ("fl", "site", "clinic", "ward"):  # each text sets up its own machines
             shutil.rmtree(place / folder, ignore_errors=True)
         monkeypatch.chdir(place)
         monkeypatch.setenv("FEDSHIFT_HOME", str(place / "home"))
@@ -481,7 +493,8 @@ def test_other_things_to_type_exist():
             extras = re.findall(r"\[([a-z]+)\]", " ".join(words))
             good = all(e in project["optional-dependencies"] for e in extras)
         elif tool == "python":
-            script = (ROOT / words[0]).read_text() if (ROOT / words[0]).exists() else ""
+            file = ROOT / PARSED_IN.get(words[0], words[0])
+            script = file.read_text() if file.exists() else ""
             good = bool(script) and all(w in script for w in words[1:] if w.startswith("-"))
         elif tool == "flwr":
             keys = re.findall(r"(\w+)=", words[-1])

@@ -68,6 +68,9 @@ class Seal:
     found: bool = False  # whether there was one when the run was resumed
     _sizes: dict[str, int] = field(default_factory=dict)
     _hashes: dict[str, Any] = field(default_factory=dict)
+    # By client: when its personal entries were last written, and their sizes by round.
+    _clients: dict[str, tuple[int, dict[int, int]]] = field(default_factory=dict)
+    _models: dict[str, tuple[int, str]] = field(default_factory=dict)  # the same of kept models
 
     @classmethod
     def of(cls, path: Path, config: RunConfig, compute: Compute) -> Seal:
@@ -153,28 +156,46 @@ class Seal:
                     os.truncate(file, self._sizes.get(name, 0))
 
     def _personal(self, round_: int) -> str:
-        """Which personal entries the server had after a round, and how large they are."""
+        """Which personal entries the server had after a round, and how large they are.
+
+        There may be thousands of clients, of whom few took part: a client's folder is only looked
+        into if something was written there since the last time.
+        """
         newest = []
-        for folder in sorted((self.path / PERSONAL).glob("*")):
-            files = {int(file.stem): file for file in folder.glob("*.safetensors")}
-            rounds = [t for t in files if t <= round_]
-            if rounds:
-                newest.append(files[max(rounds)])
-        return self._listed(newest)
+        for folder in os.scandir(self.path / PERSONAL) if (self.path / PERSONAL).is_dir() else ():
+            written = folder.stat().st_mtime_ns
+            if self._clients.get(folder.name, (0, {}))[0] != written:
+                files = Path(folder.path).glob("*.safetensors")
+                sizes = {int(file.stem): file.stat().st_size for file in files}
+                self._clients[folder.name] = written, sizes
+            sizes = self._clients[folder.name][1]
+            if rounds := [t for t in sizes if t <= round_]:
+                newest.append(f"{folder.name}/{max(rounds)} {sizes[max(rounds)]}")
+        return _listed(newest)
 
     def _model(self, kept: str) -> str:
-        """The files of a round's model, and how large they are."""
-        return self._listed((self.path / KEPT / kept).rglob("*.safetensors"))
-
-    def _listed(self, files: Iterable[Path]) -> str:
-        names = sorted(f"{file.relative_to(self.path)} {file.stat().st_size}" for file in files)
-        return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
+        """The files of a round's model, and how large they are; once kept, they stay so."""
+        folder = self.path / KEPT / kept
+        if not folder.is_dir():
+            return ""
+        made = folder.stat().st_mtime_ns
+        if self._models.get(kept, (0, ""))[0] != made:
+            files = folder.rglob("*.safetensors")
+            lines = (f"{file.relative_to(folder)} {file.stat().st_size}" for file in files)
+            self._models[kept] = made, _listed(lines)
+        return self._models[kept][1]
 
     def _changed(self, name: str, round_: int) -> RunError:
         return RunError(
             f"{self.path / name} is not what it was when round {round_} was finished: it was "
             "changed, cut or deleted; restore it, or delete the run and repeat it"
         )
+
+
+def _listed(lines: Iterable[str]) -> str:
+    """The digest of some lines, whatever their order; empty if there are none."""
+    text = "\n".join(sorted(lines))
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
 def _digest(file: Path) -> str:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedshift.testing import CONTRACT
 
 SOURCE = '''
@@ -84,6 +86,7 @@ def test_a_file_written_now_is_listed_run_and_keeps_the_contract(tmp_path: Path)
     assert checked.stdout.count("kept") == len(CONTRACT)
 
 
+@pytest.mark.exhaustive  # it installs a package
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path):
     (tmp_path / "their_package.py").write_text(SOURCE)
     info = tmp_path / "their_package-1.0.dist-info"

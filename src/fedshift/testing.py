@@ -286,7 +286,7 @@ def seed_decides(method: str | Method) -> None:
 def resumes_exactly(method: str | Method) -> None:
     """A run killed after any round, or within one, and resumed equals the uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = play(begin(method, path=Path(folder) / "whole"))
+        whole = reference(method)
         for finished in range(whole.server.scenario.rounds):
             path = Path(folder) / str(finished)
             killed = play(begin(method, path=path), finished)

@@ -8,6 +8,7 @@ import pytest
 
 from fedshift.base.errors import RunError
 from fedshift.core.config import configure
+from fedshift.experiment import run as runner
 from fedshift.experiment.session import Options, prepare
 from fedshift.testing import play, require_same, start, tiny_scenario
 from fedshift.transports.flower.envelope import Envelope
@@ -15,6 +16,21 @@ from fedshift.transports.flower.grid import FlowerGrid, InMemoryGrid, client_app
 from fedshift.transports.flower.transport import FlowerTransport, SiteReply, introduced
 
 SMALL = {"rounds": 2, "epochs": None, "steps": 1, "protocols": ("personal",), "unseen": None}
+
+
+def test_predictions_are_there_before_the_run_counts_as_done(tmp_path, monkeypatch):
+    """A run that was killed in between had none, and nothing is added to a run that is done."""
+    seen = []
+    kept = runner.keep_predictions
+
+    def noted(result, method, federation):
+        seen.append((result.path / "summary.json").exists())
+        kept(result, method, federation)
+
+    monkeypatch.setattr(runner, "keep_predictions", noted)
+    runner.run("fedavg", tiny_scenario(**SMALL), out=tmp_path / "run", quiet=True)
+    assert seen == [False]
+    assert (tmp_path / "run" / "predictions.safetensors").exists()
 
 
 def test_a_score_that_comes_twice_is_not_a_missing_one():

@@ -59,6 +59,7 @@ def test_a_script_without_a_guard_runs_once(start, tmp_path: Path):
     assert found.stdout.count("run") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("start", STARTS)
 def test_one_whose_own_parts_are_needed_is_told_to_have_a_guard(start, tmp_path: Path):
     found = script(tmp_path, HEAD, OWN, start.format("method"))
@@ -67,6 +68,7 @@ def test_one_whose_own_parts_are_needed_is_told_to_have_a_guard(start, tmp_path:
     assert 'if __name__ == "__main__":' in found.stderr.splitlines()[-1]
 
 
+@pytest.mark.exhaustive
 def test_one_with_a_guard_may_use_its_own_parts(tmp_path: Path):
     guarded = f"if __name__ == '__main__':\n    {COMPARE.format('method')}"
     found = script(tmp_path, HEAD, OWN, guarded)

@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-FURTHER = ("fedbn", "f2dc", "fedka", "csac", "feddebias")
-METHODS = ["fedavg", "scaffold", "fdse"]
+FURTHER = ("scaffold", "fedbn", "f2dc", "fedka", "csac", "feddebias")
+METHODS = ["fedavg", "fdse"]
 METHODS += [pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER]
 flower = pytest.importorskip("fedshift.transports.flower.grid")  # before Ray: it sets its address
 

@@ -1,9 +1,9 @@
-"""Let the reported model of a finished run predict its test samples once more, and keep that.
+"""Let the reported model of a run predict its test samples once more, and keep that.
 
-``experiment.run`` calls it after the last round, so that no round is slower for it, with the models
-that ``experiment.models`` loads from the run directory. What is kept must be the numbers that the
-run reports: predictions whose measure is not the reported one are dropped, and tables then use the
-counts.
+``experiment.run`` calls it after the last round, so that no round is slower for it, and before the
+run is marked as done, with the models that ``experiment.models`` loads from the run directory. What
+is kept must be the numbers that the run reports: predictions whose measure is not the reported one
+are dropped, and tables then use the counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAME = 1e-6  # per cent by which a measure may differ from the reported one
 
 
 def keep_predictions(result: RunResult, method: Method, federation: Federation) -> None:
-    """Write the predictions of a finished run into its directory, if it has one."""
+    """Write the predictions of a run whose rounds are done into its directory, if it has one."""
     if result.path is None:
         return
     found = []

@@ -151,12 +151,11 @@ def execute(
     config = as_begun(config, path)
     with one_thread(), only_writer(path) if path is not None else nullcontext():
         session = prepare(config, method, path, options)
+        federation = session.federation.to("cpu")
         try:
-            result = play(session)
+            return play(session, lambda result: keep_predictions(result, method, federation))
         finally:
             session.transport.close()
-        keep_predictions(result, method, session.federation.to("cpu"))
-        return result
 
 
 def as_begun(config: RunConfig, path: Path | None) -> RunConfig:

@@ -270,8 +270,12 @@ def workers_for(options: Options, server: Server, federation: Federation) -> int
     return min(options.workers or cores(), cohort)
 
 
-def play(session: Session) -> RunResult:
-    """Run all remaining rounds, each committed before the next, then write the summary."""
+def play(session: Session, complete: Callable[[RunResult], None] | None = None) -> RunResult:
+    """Run all remaining rounds, each committed before the next, then write the summary.
+
+    ``complete`` adds files of the result to the run directory. It is called before the summary is
+    written: a run that has one is done, and nothing is ever added to it.
+    """
     server, record, listener = session.server, session.record, session.listener
     config = record.config
     first = server.round + 1
@@ -282,8 +286,10 @@ def play(session: Session) -> RunResult:
         if first == 1 and server.round == config.scenario.evaluate_every:
             listener.expected(_expected(session, row))
     summary = summarise(config, record.metrics, **_facts(session))
-    record.finish(server, summary)
     result = RunResult(config, record.metrics, summary, record.path)
+    if complete is not None:
+        complete(result)
+    record.finish(server, summary)
     listener.finished(result)
     return result
 

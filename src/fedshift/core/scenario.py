@@ -105,7 +105,7 @@ class Scenario(Frozen):
     clients_per_round: Positive | None = None  # None: all of them
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of the clients, per round
     protocols: tuple[Protocol, ...] = ("personal", "global")
-    selection: Literal["validation", "last", "oracle"] = "validation"
+    selection: Literal["validation", "last", "last5", "oracle"] = "validation"
     scored: Literal["aggregated", "trained"] = "aggregated"
     confusion: bool = True  # report counts by true and predicted class of the test samples
     evaluate_every: Positive = 1

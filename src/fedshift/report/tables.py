@@ -22,6 +22,7 @@ MEASURES = ("avg", "std", "all", "worst")
 RULES = {
     "validation": "round chosen on validation data",
     "last": "last round, nothing chosen",
+    "last5": "mean of the last five scored rounds, nothing chosen",
     "oracle": "ORACLE: round chosen on test data",
 }
 

@@ -43,7 +43,8 @@ Allow = Annotated[
 ]
 Grant = Annotated[list[str] | None, typer.Option("--grant", hidden=True, help="Now --allow.")]
 Scale = Annotated[
-    str | None, typer.Option("--scale", help="laptop (default) or paper, for papers' scenarios.")
+    str | None,
+    typer.Option("--scale", help="laptop (default), bench or paper, for papers' scenarios."),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -33,7 +33,7 @@ from fedshift.data.samples import Pixels
 
 Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
 UNSEEN: tuple[Protocol, ...] = ("unseen", "unseen-adapted")
-Scale = Literal["paper", "laptop"]
+Scale = Literal["paper", "bench", "laptop"]
 Attack = Literal[
     "sign-flip", "scaled-noise", "label-flip", "backdoor", "a-little-is-enough", "inner-product"
 ]
@@ -71,7 +71,7 @@ class Scenario(Frozen):
     name: str
     summary: str = ""
     scale: Scale | None = None
-    changed: str = ""  # how the laptop scale differs from the paper's
+    changed: str = ""  # how this scale differs from the paper's
     data: str
     data_options: dict[str, Any] = Field(default_factory=dict)
     domains: tuple[str, ...]
@@ -107,7 +107,7 @@ class Scenario(Frozen):
     clients_per_round: Positive | None = None  # None: all of them
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of the clients, per round
     protocols: tuple[Protocol, ...] = ("personal", "global")
-    selection: Literal["validation", "last", "oracle"] = "validation"
+    selection: Literal["validation", "last", "last5", "oracle"] = "validation"
     scored: Literal["aggregated", "trained"] = "aggregated"
     confusion: bool = True  # report counts by true and predicted class of the test samples
     evaluate_every: Positive = 1
@@ -333,13 +333,13 @@ def _registered(registry: Registry[Any], name: str) -> None:
         raise ValueError(str(error)) from None
 
 
-def scaled(paper: Scenario, scale: Scale, **laptop: Any) -> Scenario:
-    """The paper's scenario, or a copy small enough for a laptop that records what it changed."""
+def scaled(paper: Scenario, scale: Scale, **values: Any) -> Scenario:
+    """The paper's scenario, or a smaller copy with other ``values`` that records what changed."""
     if scale == "paper":
         return paper.change(scale=scale)
-    small = paper.change(scale="laptop", **laptop)
+    small = paper.change(scale=scale, **values)
     before, after = paper.model_dump(), small.model_dump()
-    changes = [f"{key} {before[key]} -> {after[key]}" for key in laptop]
+    changes = [f"{key} {before[key]} -> {after[key]}" for key in values]
     return small.change(changed="; ".join(changes))
 
 

@@ -93,6 +93,29 @@ class Metrics:
             samples={d: round(sum(c.count for c in counts if c.domain == d)) for d in names},
         )
 
+    @classmethod
+    def mean(cls, rows: Sequence[Metrics]) -> Self:
+        """The mean over several rounds of the same clients and domains.
+
+        ``std`` and ``worst`` are those of the mean accuracies, so they do not contain the scatter
+        of single rounds. Confusion matrices are left out: rounds are not samples.
+        """
+        domains = _means([row.domains for row in rows])
+        clients = _means([row.clients for row in rows])
+        by_domain = {d: _means([row.by_domain.get(d, {}) for row in rows]) for d in domains}
+        return cls(
+            avg=statistics.fmean(domains.values()),
+            std=statistics.stdev(domains.values()) if len(domains) > 1 else 0.0,
+            all=statistics.fmean(row.all for row in rows),
+            worst=min((clients or domains).values()),
+            loss=statistics.fmean(row.loss for row in rows),
+            domains=domains,
+            clients=clients,
+            measures=_means([row.measures for row in rows]),
+            by_domain={d: found for d, found in by_domain.items() if found},
+            samples=rows[-1].samples,
+        )
+
     def value(self, key: str) -> float:
         """A number by name: avg, std, all, worst, loss, a domain or a measure; NaN if unknown."""
         if key in self.domains:

@@ -99,11 +99,10 @@ def compare(  # noqa: PLR0913  every choice by keyword
     jobs = plan(wanted, chosen, seeds, out)
     require_reference(against, jobs, references=references)
     count = workers or cores()
-    play = _one_by_one if min(count, len(jobs)) <= 1 else _side_by_side
     found: dict[str, RunResult | Failure] = {}
     beside: list[RunResult] = []
     with watching(quiet=quiet or watch is not None) as default:
-        for job, outcome in play(jobs, watch or default, count):
+        for job, outcome in played(jobs, watch or default, count):
             found[job.config.name] = outcome
         for scenario, seed in product(chosen, seeds) if references else ():
             kept = Path(out) if out is not None else None
@@ -175,6 +174,17 @@ def plan(
                 path = Path(out) / config.name if out is not None else None
                 jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())
+
+
+def played(
+    jobs: Sequence[Job], watch: Watch, workers: int
+) -> Iterator[tuple[Job, RunResult | Failure]]:
+    """Execute runs and yield each as it finishes; those that are done are read.
+
+    Several run side by side, one process each; a single one uses all processes for its clients.
+    """
+    several = min(workers, len(jobs)) > 1
+    yield from (_side_by_side if several else _one_by_one)(jobs, watch, workers)
 
 
 def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:

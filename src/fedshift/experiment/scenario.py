@@ -17,7 +17,7 @@ from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.settings import parse_settings
 from fedshift.core.registry import SCENARIOS
 from fedshift.core.registry import build as build_method
-from fedshift.core.scenario import Scenario, one_line
+from fedshift.core.scenario import Scale, Scenario, one_line
 from fedshift.data.dealing.partitions import Partition
 from fedshift.data.dealing.splits import Split
 from fedshift.data.library.loaded import datasets, load
@@ -33,8 +33,8 @@ KINDS: dict[str, dict[str, type[BaseModel]]] = {  # the rules that each of them 
 def find_scenario(name: str | Scenario, *, scale: str | None = None, **changes: Any) -> Scenario:
     """A scenario by name, with the given values changed (None leaves a value as it is).
 
-    ``scale`` is ``laptop`` (default) or ``paper``, for the scenarios of papers. The name of a data
-    set is accepted too: one client per domain.
+    ``scale`` is ``laptop`` (default), ``bench`` or ``paper``, for the scenarios of papers. The name
+    of a data set is accepted too: one client per domain.
     """
     base = name if isinstance(name, Scenario) else named_scenario(name, scale)
     return base.change(**{k: v for k, v in changes.items() if v is not None})
@@ -120,8 +120,8 @@ def scenario_from(
     name: str | Scenario, scale: str | None, allow: list[str] | None, changes: dict[str, Any]
 ) -> Scenario:
     """A scenario from text: name, scale, additional allowed resources, and changed values."""
-    if scale not in (None, "laptop", "paper"):
-        raise ConfigError(f"scale is {scale!r}; it takes laptop or paper", "scale=laptop")
+    if scale not in (None, *get_args(Scale)):
+        raise ConfigError(f"scale is {scale!r}; it takes laptop, bench or paper", "scale=laptop")
     base = find_scenario(name, scale=scale)
     given = dict(changes)
     if allow:

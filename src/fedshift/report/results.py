@@ -35,7 +35,8 @@ PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 class Outcome:
     """The numbers of one protocol at one round, and the rule that chose the round.
 
-    ``rule`` is validation, last, or oracle; an oracle chooses the round on test data.
+    ``rule`` is validation, last, last5 (the mean of the last five scored rounds), or oracle, which
+    chooses the round on test data.
     """
 
     rule: str

@@ -29,6 +29,7 @@ UNEVEN = 1.5  # classes are uneven if the largest has more than so many times th
 RULES = {
     "validation": "round chosen on validation data",
     "last": "last round, nothing chosen",
+    "last5": "mean of the last five scored rounds, nothing chosen",
     "oracle": "ORACLE: round chosen on test data",
 }
 

@@ -227,7 +227,7 @@ class Record:
         """
         scenario = self.config.scenario
         chosen = selected_rounds(self.config, [*self.metrics, row]).values()
-        early = scenario.selection == "last" and row["round"] < scenario.rounds
+        early = scenario.selection in ("last", "last5") and row["round"] < scenario.rounds
         if self.path is not None and row["round"] in chosen and not early:
             best.keep_round(self.path, row["round"], model, scoring)
             self._unsettled = True

@@ -1,0 +1,91 @@
+"""Make the runs that claims need: each once, main claims first, resumable, several at a time.
+
+``fedshift claims run`` calls :func:`run_claims`. Claims share runs: one FedAvg serves all that are
+compared with it. What is in the results file is not run again, and what is in ``out`` is resumed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.base.errors import DataError
+from fedshift.base.process import cores
+from fedshift.claims.claim import Claim
+from fedshift.claims.store import Results, row_of
+from fedshift.core.scenario import Scenario
+from fedshift.experiment.budget import matched_rounds
+from fedshift.experiment.compare import Job, plan, played
+from fedshift.experiment.progress import Watch
+from fedshift.experiment.scenario import scenario_from
+from fedshift.report.results import Failure, RunResult
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The runs of a claim: names by seed, of the method and of its control."""
+
+    method: dict[int, str]
+    control: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs that are to be made, and which runs belong to which claim."""
+
+    jobs: list[Job]
+    sides: dict[str, Sides]
+    missing: dict[str, str]  # claims whose data are not here, and what is missing
+
+
+def scenario_of(claim: Claim) -> Scenario:
+    """The scenario of a claim, at its scale and with its changes."""
+    return scenario_from(claim.scenario, claim.scale, None, dict(claim.set))
+
+
+def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
+    """What is left to run for these claims."""
+    jobs: dict[str, Job] = {}
+    sides: dict[str, Sides] = {}
+    missing: dict[str, str] = {}
+    for claim in claims:
+        try:
+            found = [_side(claim, method, out) for method in (claim.method, claim.control)]
+        except DataError as error:
+            missing[claim.name] = str(error)
+            continue
+        named = [{job.config.seed: job.config.name for job in side} for side in found]
+        sides[claim.name] = Sides(*named)
+        for job in (job for side in found for job in side):
+            if job.config.name not in results.rows:
+                jobs.setdefault(job.config.name, job)
+    return Plan(list(jobs.values()), sides, missing)
+
+
+def _side(claim: Claim, method: str, out: Path) -> list[Job]:
+    """The runs of one side of a claim, one per seed, with as many rounds as its budget allows."""
+    scenario = scenario_of(claim)
+    if claim.equal != "rounds":
+        rounds = matched_rounds([claim.method, claim.control], scenario, claim.equal)
+        scenario = scenario.change(rounds=rounds[method])
+    return plan([method], [scenario], range(claim.seeds), out)
+
+
+def run_claims(
+    todo: Plan, results: Results, watch: Watch, *, workers: int | None = None, hours: float = 0.0
+) -> Iterator[RunResult | Failure]:
+    """Make the runs and append each to the results as it finishes.
+
+    With ``hours``, no run is started after that time; those under way are finished.
+    """
+    ends = time.monotonic() + 3600 * hours if hours else float("inf")
+    count = workers or cores()
+    waiting = list(todo.jobs)
+    while waiting and time.monotonic() < ends:
+        batch, waiting = (waiting[:count], waiting[count:]) if hours else (waiting, [])
+        for _, outcome in played(batch, watch, count):
+            if isinstance(outcome, RunResult):
+                results.add(row_of(outcome))
+            yield outcome

@@ -1,0 +1,97 @@
+"""Finished runs of claims in one small file, so that a computation can go on elsewhere and later.
+
+A line of JSON per run: what it was (its name contains a hash of method, scenario, seed and data),
+its numbers under every rule, and its curve. ``claims.run`` appends to it and skips what is there;
+``claims.table`` reads it. Lines are only ever added; a line that was cut short is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from fedshift.base.errors import RunError
+from fedshift.claims.claim import Claim
+from fedshift.core.scenario import Scenario
+from fedshift.evaluate.metrics import Metrics
+from fedshift.report.results import RunResult
+from fedshift.runs.summary import choose
+
+Row = dict[str, Any]
+RULES: tuple[str, ...] = get_args(Scenario.model_fields["selection"].annotation)
+KEPT = ("avg", "std", "all", "worst", "domains")  # of the metrics; a few kB for a run
+
+
+def row_of(result: RunResult) -> Row:
+    """What is kept of a finished run."""
+    scored = [row for row in result.history if row.get("scores")]
+    scores = {}
+    for protocol in result.summary["protocols"]:
+        rules = {rule: choose(protocol, scored, rule)["selected"]["metrics"] for rule in RULES}
+        scores[protocol] = {rule: short(found) for rule, found in rules.items()}
+    return {
+        "run": result.config.name,
+        "method": result.label,
+        "scenario": result.config.scenario_label,
+        "scale": result.config.scenario.scale,
+        "seed": result.config.seed,
+        "rounds": result.summary["rounds"],
+        "scores": scores,
+        "curves": {p: result.curve(p) for p in result.summary["protocols"]},
+        "parameters": result.summary["parameters"],
+        "bytes": result.summary["bytes"]["train"]["up"],
+        "seconds": round(result.summary["seconds"], 1),
+    }
+
+
+def short(metrics: Row) -> Row:
+    """The numbers that claims speak of, and every further measure."""
+    found = Metrics.from_json(metrics)
+    return {key: getattr(found, key) for key in KEPT} | found.measures
+
+
+@dataclass
+class Results:
+    """The runs in a file, by name."""
+
+    path: Path
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> Results:
+        """The file's content; nothing if there is no such file yet."""
+        rows: dict[str, Row] = {}
+        try:
+            lines = path.read_text().splitlines() if path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{path} cannot be read ({error}); name another file") from None
+        for line in lines:
+            try:
+                row = json.loads(line)
+                rows[row["run"]] = row
+            except (ValueError, KeyError, TypeError):  # cut short by a crash
+                continue
+        return cls(path, rows)
+
+    def add(self, row: Row) -> None:
+        """Append a finished run."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.rows[row["run"]] = row
+
+
+def value(row: Row, claim: Claim, protocol: str) -> float:
+    """The number that a claim speaks of, under a protocol; an error if the run has none."""
+    if claim.exact:
+        return float(row[claim.metric])
+    found = row["scores"].get(protocol, {}).get(claim.rule, {})
+    number = found.get(claim.metric, found.get("domains", {}).get(claim.metric))
+    if number is None:
+        raise RunError(
+            f"claim {claim.name!r} speaks of {claim.metric!r} under {protocol}, which "
+            f"{row['method']} has not; it has {', '.join(found) or 'no model for it'}"
+        )
+    return float(number)

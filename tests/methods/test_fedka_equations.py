@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from fedshift.methods.fedka.equations import (
+    agreement,
     bandwidths,
     coefficient,
     domain_loss,
     majority,
     mk_mmd,
+    more_than_half,
     progress,
     reverse,
     squared_distances,
@@ -152,3 +154,34 @@ def test_ties_are_drawn_evenly_among_the_candidates():
     again = majority(ballots, 4, torch.Generator().manual_seed(1))
     assert torch.equal(found, again)
     assert not torch.equal(found, majority(ballots, 4, torch.Generator().manual_seed(2)))
+
+
+def test_agreement_is_fleiss_kappa_of_his_example():
+    """Fleiss 1971 as in textbooks: 14 raters, 10 subjects, 5 categories, kappa 0.210."""
+    table = np.array(
+        [
+            [0, 0, 0, 0, 14],
+            [0, 2, 6, 4, 2],
+            [0, 0, 3, 5, 6],
+            [0, 3, 9, 2, 0],
+            [2, 2, 8, 1, 1],
+            [7, 7, 0, 0, 0],
+            [3, 2, 6, 3, 0],
+            [2, 5, 3, 2, 2],
+            [6, 5, 2, 1, 0],
+            [0, 2, 2, 3, 7],
+        ]
+    )
+    ballots = np.stack([np.repeat(np.arange(5), row) for row in table], axis=1)  # (14, 10)
+    assert agreement(torch.from_numpy(ballots), 5) == pytest.approx(0.210, abs=5e-4)
+
+
+def test_agreement_of_one_voter_or_on_one_class_tells_nothing():
+    assert agreement(torch.tensor([[0, 1, 2]]), 3) == 0.0
+    assert agreement(torch.tensor([[1, 1], [1, 1]]), 3) == 0.0
+    assert agreement(torch.tensor([[0, 1], [1, 0]]), 2) < 0
+
+
+def test_half_of_the_voters_is_no_strict_majority():
+    ballots = torch.tensor([[0, 0, 2], [0, 1, 2], [1, 2, 2], [1, 0, 0]])
+    assert more_than_half(ballots, 3).tolist() == [False, False, True]

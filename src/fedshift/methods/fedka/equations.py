@@ -88,3 +88,30 @@ def majority(ballots: Tensor, classes: int, generator: torch.Generator) -> Tenso
     votes = F.one_hot(ballots, classes).sum(0)  # (N, K)
     lot = torch.rand(votes.shape, generator=generator, dtype=torch.float64)  # below one vote
     return (votes + lot).argmax(1)
+
+
+def more_than_half(ballots: Tensor, classes: int) -> Tensor:
+    """Which inputs (N,) have a class that more than half of the voters (clients, N) name."""
+    votes = F.one_hot(ballots, classes).sum(0)  # (N, K)
+    return 2 * votes.amax(1) > len(ballots)
+
+
+def agreement(ballots: Tensor, classes: int) -> float:
+    """Fleiss' kappa of the voters (clients, N): 1 if all agree, 0 if only by chance.
+
+    With one voter, or if everybody names one class for every input, nothing can be told from
+    agreement: 0.
+
+    Examples:
+        >>> agreement(torch.tensor([[0, 1, 2], [0, 1, 2]]), 3)
+        1.0
+        >>> agreement(torch.tensor([[1, 1, 1], [1, 1, 1]]), 3)
+        0.0
+    """
+    n = len(ballots)
+    votes = F.one_hot(ballots, classes).sum(0).double()  # (N, K)
+    chance = votes.mean(0).div(n).square().sum()
+    if n < 2 or chance >= 1:
+        return 0.0
+    pairs = (votes.square().sum(1) - n) / (n * (n - 1))  # (N,) share of voters that agree
+    return float((pairs.mean() - chance) / (1 - chance))

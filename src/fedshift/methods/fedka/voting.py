@@ -5,6 +5,11 @@ before aggregation, each model classifies the same random target inputs, and the
 votes becomes an input's pseudo-label. In ``refine``, after aggregation, the global model G takes
 one optimiser step per batch of these inputs and labels, which gives G*. The next round starts from
 G*.
+
+Taken literally this can destroy a model: voters normalise the target by their source's statistics
+and are mostly wrong early on, the server takes many more steps on their labels than a client does
+on its own, and the next round's voters start from what it learnt. So four precautions of ours are
+the default, and ``paper_literal`` switches all of them off: see :class:`FederatedVoting`.
 """
 
 from __future__ import annotations
@@ -38,7 +43,13 @@ from fedshift import (
 from fedshift.core.loop import optimiser_state, restore_optimiser
 from fedshift.core.net import load
 from fedshift.data.samples import split_rows
-from fedshift.methods.fedka.equations import coefficient, majority, progress
+from fedshift.methods.fedka.equations import (
+    agreement,
+    coefficient,
+    majority,
+    more_than_half,
+    progress,
+)
 
 CHUNK = 512  # target inputs per forward pass of a client's model
 
@@ -47,12 +58,17 @@ CHUNK = 512  # target inputs per forward pass of a client's model
 class FederatedVoting(Part):
     """y* = majority of the clients' votes (Eq. 10), then G* = G - lambda_p eta grad J(y*, G(x)).
 
-    Clients' models vote in eval mode on ``voting_samples`` random target inputs. G* takes one step
-    per batch with the scenario's optimiser, in train mode, so BatchNorm statistics move to the
-    target unless they are ``kept``. lambda_p scales the step, as printed in Section 3.2.5; scaling
-    the loss is the same for SGD but not for Adam, whose normalisation undoes it. b and B in
-    lambda_p are the server's own batches. G* is the model that is sent and scored. No payload is
-    sent, but the server has to see each client's model.
+    Clients' models vote on ``voting_samples`` random target inputs. G* takes one step per batch
+    with the scenario's optimiser, in train mode, so BatchNorm statistics move to the target unless
+    they are ``kept``. lambda_p scales the step, as printed in Section 3.2.5; scaling the loss is
+    the same for SGD but not for Adam, whose normalisation undoes it. b and B in lambda_p are the
+    server's own batches. G* is the model that is sent and scored. No payload is sent, but the
+    server has to see each client's model.
+
+    Ours, and off with ``paper_literal``: voters normalise by the target's batches
+    (``voter_statistics``); an input is used only if more than half of the voters agree on it; the
+    step is also scaled by Fleiss' kappa between the voters, so that votes that agree by chance only
+    move nothing; and the server takes no more inputs than a client does in its visit.
     """
 
     objectives = frozenset({"classification"})
@@ -63,8 +79,13 @@ class FederatedVoting(Part):
     statistics: str = setting(
         "target", "BatchNorm statistics while fine-tuning", choices=("target", "kept")
     )
-    train_mode_votes: bool = setting(
-        False, "voters normalise by the target's batch statistics (released code)"
+    voter_statistics: str = setting(
+        "auto",
+        "BatchNorm statistics of voters; auto: target (as released), own with paper_literal",
+        choices=("auto", "target", "own"),
+    )
+    paper_literal: bool = setting(
+        False, "no strict majority, no weight by agreement, no cap by the clients' budget (ours)"
     )
     scale_loss: bool = setting(False, "lambda_p scales the loss, not the step (released code)")
     discard_voted: bool = setting(False, "G* is scored but clients start from G (released code)")
@@ -73,42 +94,59 @@ class FederatedVoting(Part):
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
         """Eq. 10: let the clients' models vote on random target inputs."""
-        generator = server.generator(self.name)
+        generator, classes = server.generator(self.name), server.net.classes
         target = server.resources["server_unlabelled"]
-        rows = torch.randperm(len(target), generator=generator)[: self.voting_samples]
+        rows = torch.randperm(len(target), generator=generator)[: self._count(server, updates)]
         ballots = torch.stack([self._answers(server, u, rows) for u in updates])  # (n, N)
-        labels = majority(ballots, server.net.classes, generator)
-        server.state[self.name] |= {"rows": rows, "labels": labels}
+        labels, trust = majority(ballots, classes, generator), 1.0
+        if not self.paper_literal:
+            agreed, trust = more_than_half(ballots, classes), agreement(ballots, classes)
+            rows, labels = rows[agreed], labels[agreed]
+        server.state[self.name] |= {"rows": rows, "labels": labels, "trust": torch.tensor(trust)}
+
+    def _count(self, server: Server, updates: Sequence[Update]) -> int:
+        """How many target inputs are voted on."""
+        if self.paper_literal:
+            return self.voting_samples
+        budget = max(u.steps for u in updates) * server.scenario.batch_size
+        return min(self.voting_samples, max(2, budget))
 
     def _answers(self, server: Server, update: Update, rows: Tensor) -> Tensor:
         """The votes of one client's model: a class (N,) for each target input."""
         target = server.resources["server_unlabelled"]
         model = server.initial | server.shared | update.shared | update.personal
         load(server.net, model)
-        set_batch_norm(server.net.eval(), training=self.train_mode_votes)
+        set_batch_norm(server.net.eval(), training=self._by_target)
         inputs = (target.take(chunk)[0] for chunk in split_rows(rows, CHUNK))
         with torch.no_grad():
             return torch.cat([server.net(x).logits.argmax(1) for x in inputs])
 
+    @property
+    def _by_target(self) -> bool:
+        """Whether voters normalise by the target's batches."""
+        found = {"auto": "own" if self.paper_literal else "target"}
+        return found.get(self.voter_statistics, self.voter_statistics) == "target"
+
     def refine(self, server: Server) -> None:
-        """Fine-tune G to G* on the majority labels."""
+        """Fine-tune G to G* on the majority labels, if the voters agree on any."""
         held = server.state[self.name]
-        rows, labels = held.pop("rows"), held.pop("labels")
+        rows, labels, trust = held.pop("rows"), held.pop("labels"), float(held.pop("trust"))
         if self.discard_voted:
             server.state[self.name] = held | tree.prefixed("sent", server.shared)
-        if self.gamma == 0:
+        if self.gamma == 0 or trust <= 0 or len(rows) < 2:
             return
         load(server.net, server.initial, server.shared)
-        self._fine_tune(server, rows, labels)
+        self._fine_tune(server, rows, labels, trust)
         tuned = server.net.state_dict()
         server.shared = tree.clone({k: tuned[k] for k in server.shared})
 
-    def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor) -> None:
-        """One step per batch on ``server.net``, in place."""
+    def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor, trust: float) -> None:
+        """One step per batch on ``server.net``, in place; all are scaled by ``trust``."""
         target, scenario = server.resources["server_unlabelled"], server.scenario
         chunks = split_rows(torch.arange(len(rows)), self.voting_batch or scenario.batch_size)
         weights = [
-            coefficient(
+            trust
+            * coefficient(
                 progress(b, len(chunks), round_=server.round - 1, rounds=scenario.rounds),
                 self.gamma,
             )

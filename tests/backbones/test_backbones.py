@@ -125,8 +125,18 @@ def test_every_resnet_takes_the_options_of_the_family(name):
     assert not any(isinstance(m, _BatchNorm) for m in net.modules())
 
 
+@pytest.mark.parametrize(
+    ("init", "spread"),
+    [({}, (1 / (3 * 128 * 9)) ** 0.5), ({"init": "he"}, (2 / (256 * 9)) ** 0.5)],
+)
+def test_resnet10_starts_as_pytorch_does_or_by_hes_rule(init, spread):
+    """The default is uniform within 1 / sqrt(fan in), whose deviation is 1 / sqrt(3 fan in)."""
+    weight = build("resnet10", (3, 16, 16), 5, **init).get_parameter("layer3.0.conv1.weight")
+    assert float(weight.detach().std()) == pytest.approx(spread, rel=0.02)
+
+
 def test_conv_weights_are_drawn_as_torchvision_draws_them():
-    fan_out = build("resnet10", (3, 16, 16), 5).get_parameter("layer3.0.conv1.weight")
+    fan_out = build("resnet18", (3, 16, 16), 5).get_parameter("layer3.0.conv1.weight")
     assert float(fan_out.detach().std()) == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.02)
     vgg = build("vgg11", (3, 32, 32), 5, width=0.5)
     spread = float(vgg.get_parameter("features.6.weight").detach().std())

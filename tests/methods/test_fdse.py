@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedshift.base import seeds, tree
+from fedshift.base.errors import ConfigError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.net import Scope
 from fedshift.core.part import Part
@@ -128,10 +129,11 @@ def test_the_loss_is_equations_4_to_7_over_the_batches_of_a_visit(open_client, s
         term = part.loss(client, Step(batch, out, "model"))
         expected = 0.0
         for l, x in enumerate(seen):  # noqa: E741
-            f, v = x.mean((0, 2, 3)), x.var((0, 2, 3))
+            released = statistics == "channel-average"  # BN's running variance is unbiased
+            f, v = x.mean((0, 2, 3)), x.var((0, 2, 3), ddof=int(released))
             kept[l] = 0.8 * kept[l][0] + 0.2 * f, 0.8 * kept[l][1] + 0.2 * v
             mean, var = kept[l]
-            if statistics == "channel-average":  # two numbers per layer, on top of the EMA
+            if released:  # two numbers per layer, on top of the EMA
                 mean, var = 0.8 * mean + 0.2 * f.mean(), 0.8 * var + 0.2 * f.var(ddof=1)
             expected += powers[l] / powers.sum() * gap(mean, var, *targets[l])
         assert float(term.detach()) == pytest.approx(3.0 * expected, rel=1e-4)
@@ -347,3 +349,10 @@ def test_the_part_composes_with_others():
     session = play(start("fedprox + decompose-layers + statistics-consistency + mixup"), 2)
     assert isinstance(session.server.method.parts[1], DecomposeLayers)
     assert session.server.method.aggregate.name == "mean"
+
+
+@pytest.mark.parametrize(("method", "changes"), [("fdse", {"bn": "local"}), ("fdse + fedbn", {})])
+def test_targets_that_stay_at_each_client_are_refused_before_round_1(method, changes):
+    with pytest.raises(ConfigError, match=r"all clients share.*bn=local.*fdse - statistics"):
+        start(method, **changes)
+    start(f"{method} - statistics-consistency", **changes)

@@ -259,10 +259,24 @@ def test_threads_move_no_bit_and_no_entry(monkeypatch):
     assert all(torch.equal(spread[k], v) for k, v in alone.items())
 
 
-@pytest.mark.parametrize("unit", ["module", "tensor"])
+def test_a_large_layer_keeps_an_update_that_is_a_ten_thousandth_as_long():
+    """Equal directions: the consensus is the mean length along it, also if one hardly moved."""
+    rng = np.random.default_rng(6)
+    start = rng.normal(size=70_000).astype(np.float32)
+    way = rng.normal(size=70_000)
+    sent = [(start + step * way).astype(np.float32) for step in (1e-6, 1e-2, 1e-2)]
+    c = np.array([1e3, 0.3, 0.2])
+    found = moved(torch.from_numpy(start), [torch.from_numpy(s) for s in sent], c)
+    wide = np.float64(start)
+    expected = sum(w * (s - wide) for w, s in zip(c, sent, strict=True))
+    error = np.linalg.norm((found.numpy() - wide) - expected) / np.linalg.norm(expected)
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize("unit", ["submodule", "module", "tensor"])
 def test_the_part_mixes_each_layer_of_the_participants(unit):
     rng = np.random.default_rng(3)
-    keys = ("e.weight", "e.bias")
+    keys = ("e.bn_dse.weight", "e.bn_dse.bias", "e.bias")
     own = {c: {k: rng.normal(size=4).astype(np.float32) for k in keys} for c in "xyz"}
     start = {k: torch.zeros(4) for k in keys}
     server = server_of(start, dict.fromkeys(keys, Scope.PERSONAL))
@@ -272,7 +286,8 @@ def test_the_part_mixes_each_layer_of_the_participants(unit):
     ]
     found = SimilarityMixing(tau=0.3, unit=unit).personal(server, updates)
     assert set(found) == set("xyz")
-    for group in [keys] if unit == "module" else [[k] for k in keys]:
+    units = {"submodule": [keys], "module": [keys[:2], keys[2:]], "tensor": [[k] for k in keys]}
+    for group in units[unit]:
         p = np.stack([np.concatenate([own[c][k] for k in group]) for c in "xyz"])
         q = directions(p)
         powers = np.exp(q @ q.T / 0.3)

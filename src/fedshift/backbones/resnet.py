@@ -78,6 +78,7 @@ class StagePlan:
     norm: str
     stem: str
     bottleneck: int
+    init: str = "he"  # as torchvision; default: PyTorch's own
 
 
 def _stem(inputs: int, plan: StagePlan) -> dict[str, nn.Module]:
@@ -122,14 +123,15 @@ def _resnet(
         channels = features
     modules["fc"] = nn.Linear(channels, classes)
     net = Net(modules, stages=stages, head="fc", shape=shape, classes=classes)
-    he(net)
+    if choice("init", plan.init, ("default", "he")) == "he":
+        he(net)
     if pretrained is not None:
         load_pretrained(net, pretrained, fresh=("bottleneck",))
     return freeze(net, train, pretrained=pretrained, new=("bottleneck",))
 
 
 @register_backbone("resnet10", paper="Wang et al., 2026")
-def resnet10(
+def resnet10(  # noqa: PLR0913  one parameter per option
     shape: Sequence[int],
     classes: int,
     *,
@@ -137,9 +139,13 @@ def resnet10(
     norm: str = "batch",
     stem: str = "small",
     bottleneck: int = 0,
+    init: str = "default",
 ) -> Net:
-    """F2DC's ResNet-10: stem of one conv 3x3 without max-pool, one basic block per stage."""
-    plan = StagePlan("resnet10", basic, (1, 1, 1, 1), width, norm, stem, bottleneck)
+    """F2DC's ResNet-10: stem of one conv 3x3 without max-pool, one basic block per stage.
+
+    ``init`` is PyTorch's default, as in the code that F2DC and FPL released, or ``he``.
+    """
+    plan = StagePlan("resnet10", basic, (1, 1, 1, 1), width, norm, stem, bottleneck, init)
     return _resnet(shape, classes, plan)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import Aggregator, Part, Scope, Server, Tree, Uniform, Update, Weighting, setting
-from fedshift.core.reply_stack import blocks, layer_by_layer, weighted_sum
+from fedshift.core.reply_stack import blocks, layer_by_layer
 
 Matrix = NDArray[np.float64]
 BLOCK = 2**14  # columns read at a time: at most clients x BLOCK numbers are stacked
@@ -28,6 +28,7 @@ WIDE = 2**16  # elements from which products are in float32; sums over blocks ar
 RIDGE = 1e-10  # selects the most even of several solutions; costs at most this in the norm
 ZERO = 1e-6  # squared norm of a consensus of unit vectors below which it is no direction
 UNITS = ("module", "tensor")
+ERASER = ("dse", "bn_dse")  # names of the modules that, with the bias beside them, are one DSE
 
 
 def gram(tensors: Sequence[Tensor], origin: Tensor) -> Matrix:
@@ -130,10 +131,22 @@ def similarity_weights(inner: Matrix, tau: float) -> Matrix:
 
 
 def grouped(keys: Iterable[str], unit: str) -> list[list[str]]:
-    """Group entries into "layers": those of one module together, or each entry alone."""
+    """Group entries into "layers".
+
+    ``tensor`` is each entry alone, ``module`` the entries of one module, and ``submodule`` those
+    of one DSE: f_DSE, BN_DSE and the bias of one decomposed layer.
+
+    Examples:
+        >>> keys = ["c.bias", "c.bn_dse.weight", "c.dse.weight"]
+        >>> [len(grouped(keys, unit)) for unit in ("tensor", "module", "submodule")]
+        [3, 3, 1]
+    """
     out: dict[str, list[str]] = {}
     for key in keys:
-        out.setdefault(key.rpartition(".")[0] if unit == "module" else key, []).append(key)
+        module = key.rpartition(".")[0]
+        if unit == "submodule" and module.rpartition(".")[2] in ERASER:
+            module = module.rpartition(".")[0]
+        out.setdefault(key if unit == "tensor" else module, []).append(key)
     return list(out.values())
 
 
@@ -170,10 +183,18 @@ class LayerConsensus(Aggregator):
 
 
 def moved(origin: Tensor, tensors: Sequence[Tensor], c: Matrix) -> Tensor:
-    """``origin + sum_k c_k (tensor_k - origin)``."""
-    start = origin if origin.numel() >= WIDE else origin.double()
-    moves = weighted_sum(tensors, torch.from_numpy(c).to(start.dtype))
-    return moves.add_(start, alpha=1.0 - float(c.sum())).to(origin.dtype)
+    """``origin + sum_k c_k (tensor_k - origin)``, by differences, block by block.
+
+    c_k is large for a client whose update is short: a sum of its parameters would round them by
+    more than its update is long.
+    """
+    exact = origin.numel() < WIDE
+    weights = torch.from_numpy(c) if exact else torch.from_numpy(c).float()
+    out = []
+    for rows, start in zip(blocks(tensors, BLOCK), origin.flatten().split(BLOCK), strict=True):
+        moves = (rows.double() if exact else rows) - start  # (n, BLOCK)
+        out.append(torch.mv(moves.t(), weights).add_(start).to(origin.dtype))
+    return torch.cat(out).view(origin.shape)
 
 
 @dataclass(frozen=True)
@@ -185,7 +206,11 @@ class SimilarityMixing(Part):
     """
 
     tau: float = setting(0.5, "temperature: small keeps what is one's own", low=1e-9)
-    unit: str = setting("module", "what one layer of Eq. 9 is; released: tensor", choices=UNITS)
+    unit: str = setting(
+        "submodule",
+        "what one layer of Eq. 9 is: a whole DSE, a module of it; released: tensor",
+        choices=("submodule", *UNITS),
+    )
     needs_individual_updates = True
 
     def personal(self, server: Server, updates: Sequence[Update]) -> Mapping[str, Tree]:

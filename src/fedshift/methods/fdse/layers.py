@@ -20,6 +20,7 @@ Statistics = tuple[Tensor, Tensor]  # mean and biased variance, (C,) each
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)  # noqa: SLF001
 FORMS = ("ghost", "literal", "ghost-everywhere")
 MEAN, VARIANCE = "erased/mean", "erased/variance"  # in ``Output.aux``, "{key}/{depth}"
+COUNT = "erased/count"  # of how many numbers, in the same form
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Decomposed(nn.Module):
         self.norm_path = ""  # of BN_DFE in the net
         self.watched = False  # whether to record the statistics of BN_DFE's input
         self.seen: Statistics | None = None
+        self.count = 0  # numbers per channel that they are of
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, S, H, W) to (B, T, h, w), or vectors (B, S) to (B, T)."""
@@ -113,7 +115,7 @@ class Decomposed(nn.Module):
         out = out[:, : self.channels] if out.shape[1] > self.channels else out
         out = out.add_(self.bias.view(-1, *(1,) * (out.dim() - 2)))  # (B, T, ...)
         if self.watched and torch.is_grad_enabled():
-            self.seen = batch_statistics(out)
+            self.seen, self.count = batch_statistics(out), out.numel() // out.shape[1]
         normalised: Tensor = self.bn_dfe(out)
         return normalised
 
@@ -260,4 +262,5 @@ def note(net: nn.Module, _args: object, out: Output) -> None:
     for l, (_, layer) in enumerate(decomposed(net)):  # type: ignore[arg-type]  # noqa: E741
         if layer.seen is not None:
             out.aux[f"{MEAN}/{l}"], out.aux[f"{VARIANCE}/{l}"] = layer.seen
+            out.aux[f"{COUNT}/{l}"] = torch.tensor(layer.count)
             layer.seen = None

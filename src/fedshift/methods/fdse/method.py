@@ -16,6 +16,7 @@ from fedshift import (
     DataError,
     Log,
     Method,
+    ModelSpec,
     Named,
     Net,
     Optimisation,
@@ -27,6 +28,7 @@ from fedshift import (
     Step,
     Tree,
     Turn,
+    Uploads,
     descend,
     register,
     setting,
@@ -34,7 +36,15 @@ from fedshift import (
     tree,
 )
 from fedshift.methods.fdse.consensus import LayerConsensus, SimilarityMixing
-from fedshift.methods.fdse.layers import FORMS, MEAN, VARIANCE, LayerForm, decompose, decomposed
+from fedshift.methods.fdse.layers import (
+    COUNT,
+    FORMS,
+    MEAN,
+    VARIANCE,
+    LayerForm,
+    decompose,
+    decomposed,
+)
 
 ADAPT_BATCH = 50  # the paper's batch size
 
@@ -127,6 +137,17 @@ class StatisticsConsistency(Part):
                 "decompose-layers before it"
             )
 
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Nothing; but here it is known first which entries are shared, and the targets must be."""
+        for path, layer in decomposed(model.net):
+            if f"{layer.norm_path}.running_mean" not in model.shared:
+                raise ConfigError(
+                    f"{self.name} pulls features to statistics that all clients share, and those "
+                    f"behind {path} stay at each client; leave out what keeps them there "
+                    f"(bn=local, fedbn), or write fdse - {self.name}"
+                )
+        return {}
+
     def begin(self, client: Client) -> None:
         """mu_hat and var_hat start at the received statistics."""
         started = trained(client.net, client.received)
@@ -145,7 +166,8 @@ class StatisticsConsistency(Part):
     def consistency(self, out: Output, before: Tree, wanted: Tree) -> tuple[Tensor, Tree]:
         """L_con of a forward pass, and the running statistics after it."""
         layers = len(wanted) // 2
-        now = {k: running(before[k], out.aux[k], self.gamma) for k in wanted}
+        seen = self.seen(out, layers)
+        now = {k: running(before[k], seen[k], self.gamma) for k in wanted}
         terms = []
         for l, w in enumerate(depth_weights(layers, self.beta)):  # noqa: E741
             mean, variance = f"{MEAN}/{l}", f"{VARIANCE}/{l}"
@@ -154,6 +176,17 @@ class StatisticsConsistency(Part):
                 found = self.averaged(*found, out.aux[mean])
             terms.append(w * layer_gap(*found, wanted[mean], wanted[variance]))
         return torch.stack(terms).sum(), {k: v.detach() for k, v in now.items()}
+
+    def seen(self, out: Output, layers: int) -> Mapping[str, Tensor]:
+        """Statistics of this pass by Eq. 4; as released, the variances are unbiased as BN's are."""
+        if self.statistics == "per-channel":
+            return out.aux
+        counts = {l: out.aux[f"{COUNT}/{l}"] for l in range(layers)}  # noqa: E741
+        unbiased = {
+            f"{VARIANCE}/{l}": out.aux[f"{VARIANCE}/{l}"] * (n / (n - 1))
+            for l, n in counts.items()  # noqa: E741
+        }
+        return out.aux | unbiased
 
     def averaged(self, mean: Tensor, variance: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The released code: mean and variance *over channels* of the batch means (d,)."""

@@ -12,12 +12,13 @@ from fedshift import build
 from fedshift.base.errors import RunError, UnknownNameError
 from fedshift.base.registry import Entry
 from fedshift.claims.claim import Claim, chosen, read_claims
-from fedshift.claims.run import Sides, scenario_of
-from fedshift.claims.store import row_of, value
+from fedshift.claims.run import Sides, plan_claims, scenario_of
+from fedshift.claims.store import Results, row_of, value
 from fedshift.claims.table import judge, markdown
 from fedshift.cli import main
 from fedshift.core.registry import SCENARIOS
 from fedshift.experiment.budget import matched_rounds
+from fedshift.experiment.compare import compare
 from fedshift.experiment.run import run
 from fedshift.testing import tiny_scenario
 
@@ -165,14 +166,39 @@ def test_differences_are_taken_seed_by_seed_and_the_right_way_round():
 
 
 def test_equal_steps_gives_fedavg_the_steps_of_csacs_acquisition():
-    scenario = tiny_scenario(rounds=5)
-    found = matched_rounds(["csac[acquisition=4]", "fedavg"], scenario, "steps")
+    scenario = tiny_scenario(rounds=5, equal="steps")
+    found = matched_rounds(["csac[acquisition=4]", "fedavg"], scenario)
     assert found == {"csac[acquisition=4]": 5, "fedavg": 5 + 3}
-    assert matched_rounds(["fedavg", "fedprox"], scenario, "steps") == {"fedavg": 5, "fedprox": 5}
+    assert matched_rounds(["fedavg", "fedprox"], scenario) == {"fedavg": 5, "fedprox": 5}
 
 
 def test_equal_bytes_gives_fedavg_the_bytes_of_scaffolds_variates():
-    scenario = tiny_scenario(rounds=6)
-    found = matched_rounds(["scaffold", "fedavg"], scenario, "bytes")
+    scenario = tiny_scenario(rounds=6, equal="bytes")
+    found = matched_rounds(["scaffold", "fedavg"], scenario)
     assert found["scaffold"] == 6
     assert 9 <= found["fedavg"] <= 12  # twice the weights both ways, less what is not trained
+
+
+def test_compare_at_equal_steps_is_one_table_with_other_rounds():
+    scenario = tiny_scenario(rounds=2, equal="steps")
+    found = compare(["csac[acquisition=4]", "fedavg"], scenario, workers=1, quiet=True)
+    assert [r.summary["rounds"] for r in found.results] == [2, 5]
+    assert len(found.scenarios) == 1
+    assert "equal=steps" in found.scenarios[0]
+    assert "rounds" not in found.scenarios[0]
+
+
+def test_a_control_may_have_other_values_of_the_scenario(tmp_path):
+    claim = Claim(
+        name="x/y",
+        paper="p",
+        says="s",
+        method="fedavg",
+        control="fedavg",
+        scenario="tiny",
+        scale="laptop",
+        protocol="global",
+        control_set={"rounds": 7},
+    )
+    todo = plan_claims([claim], Results.open(tmp_path / "r.jsonl"), tmp_path)
+    assert sorted({job.config.scenario.rounds for job in todo.jobs}) == [3, 7]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+import fedshift
 from fedshift.core.component import setting
 from fedshift.core.method import Method
 from fedshift.core.net import Neck, Scope, load
 from fedshift.core.part import Part
+from fedshift.engine.federation import federate
 from fedshift.evaluate.protocols import evaluate
-from fedshift.testing import play, start, worker
+from fedshift.testing import play, start, tiny_scenario, worker
 
 
 class Turned(Neck):
@@ -94,3 +96,51 @@ def test_a_new_site_with_none_gets_the_net_without_the_private_neck():
 def test_none_has_no_answer_when_more_than_necks_is_private():
     session = play(start(Method((Homely(head_too=True),)), private_at_new_site="none"), 1)
     assert "unseen" not in scores(session)
+
+
+BOTH = ("personal", "personal-trained")
+
+
+@pytest.mark.parametrize("protocols", [BOTH, BOTH[::-1]])
+def test_both_moments_are_scored_in_one_visit_and_each_is_what_it_is_alone(protocols):
+    both = scores(play(start("fedbn", protocols=protocols)))
+    assert tuple(both) == protocols
+    aggregated = scores(play(start("fedbn", protocols=("personal",))))["personal"]
+    trained = scores(play(start("fedbn", protocols=("personal",), scored="trained")))["personal"]
+    assert both["personal"] == aggregated
+    assert both["personal-trained"] == trained
+    assert aggregated["test"] != trained["test"]  # else this test shows nothing
+
+
+def test_the_trained_moment_is_the_clients_net_before_aggregation():
+    session = play(start("fedavg", protocols=("personal-trained",)))
+    found = scores(session)["personal-trained"]["test"].clients
+    net = worker(session).net
+    asked = (m for m in session.transport.seen if (m.task, m.round) == ("train", 3))
+    updates = [m for m in asked if hasattr(m, "steps")]
+    assert len(updates) == len(found)
+    for update in updates:
+        load(net, session.server.initial | update.shared)
+        by_hand = accuracy(net, session.federation.sites[update.client].data.test)
+        assert found[update.client] == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("transport", ["inprocess", "pool", "wire"])
+def test_both_moments_are_the_same_in_every_transport_and_their_models_are_kept(
+    transport, tmp_path
+):
+    result = fedshift.run(
+        "fedbn",
+        tiny_scenario(protocols=BOTH),
+        out=tmp_path / "run",
+        transport=transport,
+        quiet=True,
+    )
+    plain = fedshift.run("fedbn", tiny_scenario(protocols=BOTH), quiet=True)
+    assert result.history[-1]["scores"] == plain.history[-1]["scores"]
+    for protocol in BOTH:
+        outcome = result.outcome(protocol)
+        for site, known in outcome.metrics.clients.items():
+            model = fedshift.load_model(tmp_path / "run", site, protocol=protocol)
+            federation = federate(result.config.scenario, 0)
+            assert accuracy(model.net, federation.sites[site].data.test) == pytest.approx(known)

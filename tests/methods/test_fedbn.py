@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedshift
 from fedshift.base import seeds
 from fedshift.core.net import Net, Scope, load
 from fedshift.core.part import Scoring
 from fedshift.core.registry import build, register_backbone
+from fedshift.engine.federation import federate
 from fedshift.methods.fedbn import PrivateBatchNorm
-from fedshift.testing import play, start
+from fedshift.testing import play, start, tiny_scenario
 
 FIVE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -121,3 +123,30 @@ def test_an_unseen_site_is_scored_with_what_the_scenario_grants(protocol):
     ]
     assert protocol not in refused
     assert protocol in allowed_data
+
+
+@pytest.mark.parametrize("transport", ["inprocess", "pool"])
+def test_recomputed_statistics_reach_those_that_are_private(transport, tmp_path):
+    """At every site: mean and unbiased variance of the aggregated conv on its own inputs."""
+    result = fedshift.run(
+        "fedbn",
+        tiny_scenario(bn="recompute", batch_size=64),
+        out=tmp_path,
+        transport=transport,
+        quiet=True,
+    )
+    for site in ("bright-0", "dark-1"):
+        net = fedshift.load_model(tmp_path, site).net
+        data = federate(result.config.scenario, 0).sites[site].data.train
+        x, _ = data.take(torch.arange(len(data)))
+        entries = {k: v.numpy() for k, v in net.state_dict().items()}
+        maps = F.conv2d(x, net.state_dict()["block1.0.weight"], padding=1).numpy()
+        rows = maps.transpose(1, 0, 2, 3).reshape(4, -1)  # (C, B H W)
+        np.testing.assert_allclose(entries["block1.1.running_mean"], rows.mean(1), atol=1e-5)
+        expected = rows.var(1, ddof=1)
+        np.testing.assert_allclose(entries["block1.1.running_var"], expected, rtol=1e-4)
+
+
+def test_recomputing_does_not_move_fedbns_training():
+    average, recompute = (play(start("fedbn", bn=bn)).server for bn in ("average", "recompute"))
+    assert all(torch.equal(v, recompute.shared[k]) for k, v in average.shared.items())

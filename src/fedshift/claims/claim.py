@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from fedshift.base.errors import ConfigError, UnknownNameError
-from fedshift.core.scenario import Frozen, Protocol, Scale, one_line
+from fedshift.core.scenario import Budget, Frozen, Protocol, Scale, one_line
 
 FOLDER = Path(__file__).parent
 
@@ -39,6 +39,7 @@ class Claim(Frozen):
     scenario: str
     scale: Scale = "bench"
     set: dict[str, Any] = Field(default_factory=dict)  # other values of the scenario
+    control_set: dict[str, Any] = Field(default_factory=dict)  # and of the control's only
     protocol: Protocol
     control_protocol: Protocol | None = None  # None: the same
     metric: str = "avg"
@@ -47,7 +48,7 @@ class Claim(Frozen):
     least: float = 0.0
     within: Annotated[float, Field(gt=0)] | None = None
     share: Annotated[float, Field(gt=0)] | None = None
-    equal: Literal["rounds", "steps", "bytes"] = "rounds"
+    equal: Budget = "rounds"
     seeds: Annotated[int, Field(ge=1)] = 3
     main: bool = False  # the paper's main claim
     published: dict[str, float] = Field(default_factory=dict)

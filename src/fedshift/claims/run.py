@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from fedshift.base.errors import DataError
 from fedshift.base.process import cores
@@ -21,6 +22,8 @@ from fedshift.experiment.compare import Job, plan, played
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.scenario import scenario_from
 from fedshift.report.results import Failure, RunResult
+
+Side = Literal["method", "control"]
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,10 @@ class Plan:
     missing: dict[str, str]  # claims whose data are not here, and what is missing
 
 
-def scenario_of(claim: Claim) -> Scenario:
-    """The scenario of a claim, at its scale and with its changes."""
-    return scenario_from(claim.scenario, claim.scale, None, dict(claim.set))
+def scenario_of(claim: Claim, side: Side = "method") -> Scenario:
+    """The scenario of one side of a claim, at its scale and with its changes."""
+    changes = claim.set | (claim.control_set if side == "control" else {})
+    return scenario_from(claim.scenario, claim.scale, None, changes)
 
 
 def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
@@ -52,7 +56,7 @@ def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
     missing: dict[str, str] = {}
     for claim in claims:
         try:
-            found = [_side(claim, method, out) for method in (claim.method, claim.control)]
+            found = [_side(claim, side, out) for side in get_args(Side)]
         except DataError as error:
             missing[claim.name] = str(error)
             continue
@@ -64,13 +68,11 @@ def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
     return Plan(list(jobs.values()), sides, missing)
 
 
-def _side(claim: Claim, method: str, out: Path) -> list[Job]:
-    """The runs of one side of a claim, one per seed, with as many rounds as its budget allows."""
-    scenario = scenario_of(claim)
-    if claim.equal != "rounds":
-        rounds = matched_rounds([claim.method, claim.control], scenario, claim.equal)
-        scenario = scenario.change(rounds=rounds[method])
-    return plan([method], [scenario], range(claim.seeds), out)
+def _side(claim: Claim, side: Side, out: Path) -> list[Job]:
+    """The runs of one side of a claim, one per seed."""
+    method, scenario = getattr(claim, side), scenario_of(claim, side)
+    matched = matched_rounds([claim.method, claim.control], scenario.change(equal=claim.equal))
+    return plan([method], [scenario.change(rounds=matched[method])], range(claim.seeds), out)
 
 
 def run_claims(

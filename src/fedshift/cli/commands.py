@@ -199,6 +199,14 @@ def compare(
         ),
     ] = False,
     against: opt.Against = None,
+    equal: Annotated[
+        str | None,
+        typer.Option(
+            help="What the methods have the same of: rounds, local steps or bytes. The one that "
+            "takes most keeps the scenario's rounds; the others get more of them.",
+            show_default="rounds",
+        ),
+    ] = None,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -216,6 +224,7 @@ def compare(
         rounds=rounds,
         clients_per_round=clients_per_round,
         max_weight=max_weight,
+        equal=equal,
     )
     if own:
         key = next(iter(own))

@@ -68,7 +68,7 @@ class RunConfig(Frozen):
         if known is None:
             return self.scenario.name
         scale = {"scale": self.scenario.scale} if self.scenario.scale else {}
-        base, own = flat(known.build(**scale)), flat(self.scenario)
+        base, own = flat(known.build(**scale)), compared(self.scenario)
         changed = [f"{k}={v}" for k, v in own.items() if v != base.get(k)]
         return f"{self.scenario.name}[{', '.join(changed)}]" if changed else self.scenario.name
 
@@ -116,6 +116,12 @@ def flat(scenario: Scenario) -> dict[str, Any]:
     values = scenario.model_dump(exclude={"name", "summary", "partition", "changed"})
     plan = scenario.partition.model_dump()
     return values | {f"partition.{key}": value for key, value in plan.items()}
+
+
+def compared(scenario: Scenario) -> dict[str, Any]:
+    """As :func:`flat`, without the rounds where another budget is equal and gives each its own."""
+    values = flat(scenario)
+    return {k: v for k, v in values.items() if k != "rounds" or scenario.equal == "rounds"}
 
 
 def configure(

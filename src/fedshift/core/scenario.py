@@ -31,7 +31,8 @@ from fedshift.data.dealing.partitions import Partition, PerDomain
 from fedshift.data.dealing.splits import Given, Split, describe_rule
 from fedshift.data.samples import Pixels
 
-Protocol = Literal["personal", "global", "unseen", "unseen-adapted"]
+Protocol = Literal["personal", "personal-trained", "global", "unseen", "unseen-adapted"]
+Budget = Literal["rounds", "steps", "bytes"]
 UNSEEN: tuple[Protocol, ...] = ("unseen", "unseen-adapted")
 Scale = Literal["paper", "bench", "laptop"]
 Attack = Literal[
@@ -89,6 +90,7 @@ class Scenario(Frozen):
     backbone: str = "cnn"
     backbone_options: dict[str, Any] = Field(default_factory=dict)
     rounds: Positive = 30
+    equal: Budget = "rounds"  # what compared methods have the same of; experiment.budget
     epochs: Positive | None = None  # local epochs per visit; None and no steps: 1
     steps: Positive | None = None  # or local steps per visit
     batch_size: Positive = 32
@@ -224,6 +226,20 @@ class Scenario(Frozen):
         at = self.domains.index(unseen)
         domains = (*self.domains[:at], *instead, *self.domains[at + 1 :])
         return {"domains": domains, "protocols": (*self.protocols, *added)}
+
+    @property
+    def personal_scores(self) -> dict[str, str]:
+        """Protocols that a site scores with its own model: the head of each one's split names.
+
+        The model after the round comes first: it is what a visit has loaded.
+        """
+        heads = {"personal": "", "personal-trained": "trained-"}
+        return {p: head for p, head in heads.items() if p in self.protocols}
+
+    @property
+    def keeps_trained(self) -> bool:
+        """Whether the model of a site after its training, before aggregation, is scored."""
+        return self.scored == "trained" or "personal-trained" in self.protocols
 
     @property
     def task(self) -> Objective:

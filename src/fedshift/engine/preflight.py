@@ -18,7 +18,7 @@ from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope
 from fedshift.core.part import Part
 from fedshift.core.resource import resource
-from fedshift.core.scenario import Scenario
+from fedshift.core.scenario import UNSEEN, Scenario
 from fedshift.core.server import Policy, Server
 from fedshift.data.federation import Federation
 
@@ -115,7 +115,7 @@ def check_data(federation: Federation, scenario: Scenario, net: Net) -> None:
                 f"client {site.id} has 1 training sample and the backbone has BatchNorm, which "
                 "needs 2; give it more, or use a backbone with norm=group"
             )
-        if len(site.data.test) == 0 and {"personal", "global"} & set(scenario.protocols):
+        if len(site.data.test) == 0 and set(scenario.protocols) - {*UNSEEN}:
             raise DataError(
                 f"client {site.id} has no test samples; there is nothing to score; change split"
             )

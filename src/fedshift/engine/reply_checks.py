@@ -183,16 +183,18 @@ def _wrong_metrics(server: Server, update: Update) -> str:
 def _wrong_scores(server: Server, update: Update) -> str:
     """Counts and measures by split, as far as the objective and the scenario know them."""
     scenario = server.scenario
-    odd = [k for k in update.metrics if k.partition("/")[0] not in ("val", "test")]
+    heads = scenario.personal_scores.values() if update.task == "score" else [""]
+    splits = {f"{head}{split}": split for head in heads for split in ("val", "test")}
+    odd = [k for k in update.metrics if k.partition("/")[0] not in splits]
     if odd:
         return f"metric {odd[0]} belongs to no split"
-    for split in ("val", "test"):
-        found = scores_of(update.metrics, split)
+    for name, split in splits.items():
+        found = scores_of(update.metrics, name)
         cells = server.net.classes if split == "test" and scenario.confusion else 0
         if problem := scenario.task.wrong_score(found, cells):
-            return f"{split}: {problem}"
+            return f"{name}: {problem}"
         if not found["count"] and (split == "test" or scenario.selection == "validation"):
-            return f"{split}: count is 0, and every site has samples there"
+            return f"{name}: count is 0, and every site has samples there"
     return ""
 
 

@@ -20,7 +20,7 @@ from fedshift.core.analysis import analysis
 from fedshift.core.channel import Channel
 from fedshift.core.message import Task, Update
 from fedshift.core.method import Method
-from fedshift.core.net import Net, Scope
+from fedshift.core.net import Net, Scope, batch_norm_buffers
 from fedshift.core.part import Part
 from fedshift.core.reply_stack import ReplyStack
 from fedshift.core.scenario import Scenario
@@ -272,9 +272,10 @@ def recompute_statistics(
 ) -> None:
     """Replace BatchNorm statistics by the weighted mean of the participants' own estimates.
 
-    They are estimated with the aggregated weights, on each participant's training inputs.
+    They are estimated with the aggregated weights, on each participant's training inputs. A
+    participant replaces those that are private by its own.
     """
-    if not server.statistics:
+    if not server.statistics and not batch_norm_buffers(server.net) & server.keys(Scope.PRIVATE):
         return
     updates = collect(server, transport, "statistics", cohort, observer)
     weights = WEIGHTINGS[server.scenario.weights](server, updates)

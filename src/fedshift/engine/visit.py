@@ -270,7 +270,7 @@ class Worker:
         final = {k: v for k, v in final.items() if k not in fixed} if fixed else final
         if self.previous:
             own["previous"] = final
-        if self.scenario.scored == "trained":
+        if self.scenario.keeps_trained:
             own["trained"] = final
         own = {name: tree.clone(entries) for name, entries in own.items() if entries}
         self.store.save(client.id, client.round, self._kept(client) | own)
@@ -282,29 +282,46 @@ class Worker:
         return {name: tree.clone(entries) for name, entries in client.state.items() if entries}
 
     def _statistics(self, client: Client, message: Broadcast) -> Update:
-        """BatchNorm statistics of the received model on this client's training inputs."""
+        """BatchNorm statistics of the received model on this client's training inputs.
+
+        Those that are shared are sent; those that are private replace the client's own.
+        """
         estimate_statistics(self.net, client.site.data.train.chunks(self.scenario.batch_size))
-        keys = batch_norm_buffers(self.net) & self.keys(Scope.SHARED)
-        shared = tree.clone(tree.pick(self.net.state_dict(), keys))
+        statistics = batch_norm_buffers(self.net)
+        if private := statistics & self.keys(Scope.PRIVATE):
+            own = client.state.get("net", {}) | tree.pick(self.entries, private)
+            self.store.save(client.id, client.round, {**client.state, "net": tree.clone(own)})
+        shared = tree.clone(tree.pick(self.entries, statistics & self.keys(Scope.SHARED)))
         return Update(message.client, message.task, message.round, shared, examples=client.examples)
 
     def _score(self, client: Client, message: Broadcast) -> Update:
         """Score the client's own model on its own validation and test samples.
 
-        With ``scored="trained"`` that is the model as it was after the client's last training, else
-        the received model with the client's personal and private entries.
+        That is the received model with the client's personal and private entries. With
+        ``scored="trained"``, and under the protocol ``personal-trained``, it is the model as it was
+        after the client's last training.
         """
-        load(self.entries, client.state.get("trained", {}))
-        return self._count(message, client, client)
+        metrics: dict[str, float] = {}
+        for protocol, head in self.scenario.personal_scores.items():
+            if protocol == "personal-trained" or self.scenario.scored == "trained":
+                load(self.entries, client.received | client.state.get("trained", {}))
+            found = self._count(client, client)
+            metrics |= {f"{head}{key}": value for key, value in found.items()}
+        return self._scores(message, client, metrics)
 
     def _assess(self, client: Client, message: Broadcast) -> Update:
         """Score the received model with this client's private entries, for the protocol ``global``.
 
         Parts predict without the client (None), so nothing else of its state is used.
         """
-        return self._count(message, client, None)
+        return self._scores(message, client, self._count(client, None))
 
-    def _count(self, message: Broadcast, client: Client, scored_as: Client | None) -> Update:
+    def _scores(self, message: Broadcast, client: Client, metrics: dict[str, float]) -> Update:
+        return Update(
+            message.client, message.task, message.round, examples=client.examples, metrics=metrics
+        )
+
+    def _count(self, client: Client, scored_as: Client | None) -> dict[str, float]:
         """What the objective measures on the validation and test samples."""
         draw = partial(seeds.generator, self.seed, client.round, client.id, "scoring")
         scoring = Scoring(scored_as, client.inbox, draw)
@@ -317,9 +334,7 @@ class Worker:
                 predict, samples, self.scenario.task, cells=cells and self.scenario.confusion
             )
             metrics |= {f"{split}/{key}": value for key, value in found.items()}
-        return Update(
-            message.client, message.task, message.round, examples=client.examples, metrics=metrics
-        )
+        return metrics
 
     def _talk(self, client: Client, message: Broadcast) -> Update:
         """Reply to the parts that sent a payload outside training."""

@@ -1,6 +1,9 @@
 """Evaluation protocols: which model is scored, on which samples, and where.
 
-- ``personal``: each client's own model on the test samples of its own domains, at the client.
+- ``personal``: each client's own model on the test samples of its own domains, at the client: the
+  model that it has after the round, which is what it would use.
+- ``personal-trained``: the same with the model as the client trained it, before aggregation. Some
+  papers report it for personal methods; both moments can be scored in one run, and never mix.
 - ``global``: one model for everybody (:func:`assemble`) on every training domain, at the server.
   If a part declares ``scored_at_sites``, each site scores the received model with its own private
   entries instead, and a domain's accuracy is the mean over its sites.
@@ -41,17 +44,18 @@ def evaluate(
     model for a new site, and private entries may have none (``private_at_new_site``).
     """
     out = at_server(server, transport, federation, observer)
-    for name, task in at_sites(server).items():
+    for task in dict.fromkeys(at_sites(server).values()):
         updates = collect(server, transport, task, sorted(server.roster), observer)
-        out[name] = personal(updates, federation, server.scenario.task.main)
+        out |= from_sites(server, task, updates, federation)
     return {name: out[name] for name in server.scenario.protocols if name in out}
 
 
 def at_sites(server: Server) -> dict[str, Task]:
     """The protocols that are scored at the sites, each with the task that requests it."""
-    wanted = server.scenario.protocols
-    out: dict[str, Task] = {"personal": "score"} if "personal" in wanted else {}
-    if "global" in wanted and any(d.scored_at_sites for d in server.method.declared):
+    out: dict[str, Task] = dict.fromkeys(server.scenario.personal_scores, "score")
+    if "global" in server.scenario.protocols and any(
+        d.scored_at_sites for d in server.method.declared
+    ):
         out["global"] = "assess"
     return out
 
@@ -63,7 +67,7 @@ def at_server(
 
     ``server.net`` is scratch memory here; modules that were skipped in it are enabled again.
     """
-    if not set(server.scenario.protocols) - {"personal"} - at_sites(server).keys():
+    if not set(server.scenario.protocols) - at_sites(server).keys():
         return {}
     model = assemble(server, transport, observer)
     out = one_model(server, federation, model) if model is not None else {}
@@ -71,10 +75,23 @@ def at_server(
     return out
 
 
-def personal(updates: list[Update], federation: Federation, main: str) -> dict[str, Metrics]:
+def from_sites(server: Server, task: Task, updates: list[Update], federation: Federation) -> Scored:
+    """What the replies to one task say, under each protocol that it serves."""
+    heads, main = server.scenario.personal_scores, server.scenario.task.main
+    return {
+        protocol: reported(updates, federation, main, heads.get(protocol, ""))
+        for protocol, asked in at_sites(server).items()
+        if asked == task
+    }
+
+
+def reported(
+    updates: list[Update], federation: Federation, main: str, head: str = ""
+) -> dict[str, Metrics]:
     """Metrics from the numbers that the clients reported; ``main`` is the objective's measure.
 
     Clients are put in the order of the federation, so that domains appear as in the scenario.
+    ``head`` is what names of splits begin with.
     """
     order = {client: i for i, client in enumerate(federation.sites)}  # domains as the scenario's
     ordered = sorted(updates, key=lambda u: order[u.client])
@@ -82,7 +99,7 @@ def personal(updates: list[Update], federation: Federation, main: str) -> dict[s
     for split in ("val", "test"):
         counts = [
             Count.of(
-                scores_of(u.metrics, split),
+                scores_of(u.metrics, f"{head}{split}"),
                 main,
                 u.client,
                 federation.sites[u.client].domain,

@@ -9,17 +9,14 @@ the cost of R rounds is that of the first plus R - 1 times that of the second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from fedshift.base.process import one_thread
 from fedshift.core.message import Update
 from fedshift.core.method import Method
-from fedshift.core.scenario import Scenario
+from fedshift.core.scenario import Budget, Scenario
 from fedshift.experiment.identity import configure_run
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.session import Options, prepare
-
-Budget = Literal["rounds", "steps", "bytes"]
 
 
 class _Steps(Listener):
@@ -34,16 +31,15 @@ class _Steps(Listener):
             self.taken[update.round] += update.steps
 
 
-def matched_rounds(
-    methods: Sequence[str | Method], scenario: Scenario, equal: Budget
-) -> dict[str | Method, int]:
-    """Rounds for each method; the one that costs most in the scenario's rounds keeps them.
+def matched_rounds(methods: Sequence[str | Method], scenario: Scenario) -> dict[str | Method, int]:
+    """Rounds for each method, so that what the scenario calls ``equal`` is the same for all.
 
-    The others get as many rounds as fit into its budget, at least the scenario's.
+    The method that costs most in the scenario's rounds keeps them. The others get as many rounds as
+    fit into its budget, at least the scenario's.
     """
-    if equal == "rounds":
+    if scenario.equal == "rounds":
         return dict.fromkeys(methods, scenario.rounds)
-    costs = {method: _costs(method, scenario, equal) for method in methods}
+    costs = {method: _costs(method, scenario, scenario.equal) for method in methods}
     most = max(first + (scenario.rounds - 1) * later for first, later in costs.values())
     return {
         method: max(scenario.rounds, 1 + int((most - first) / later))

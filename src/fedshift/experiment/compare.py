@@ -30,6 +30,7 @@ from fedshift.core.scenario import Scenario
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
 from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
+from fedshift.experiment.budget import matched_rounds
 from fedshift.experiment.estimate import estimate, worth_a_warm_up
 from fedshift.experiment.expectation import Estimate
 from fedshift.experiment.identity import configure_run, of_older_data
@@ -167,10 +168,12 @@ def plan(
     jobs: dict[str, Job] = {}
     for scenario in scenarios:
         clients = len(federate(scenario, seeds[0]).sites)
+        rounds = matched_rounds(methods, scenario)
         for method in methods:
+            own = scenario.change(rounds=rounds[method])
             for seed in seeds:
-                config, whole = configure_run(method, scenario, seed=seed)
-                check_needs(whole, scenario, clients)
+                config, whole = configure_run(method, own, seed=seed)
+                check_needs(whole, own, clients)
                 path = Path(out) / config.name if out is not None else None
                 jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())

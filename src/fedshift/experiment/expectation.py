@@ -104,6 +104,6 @@ def _predicted(config: RunConfig, federation: Federation) -> float:
     sites = [site.data.test for site in federation.sites.values()]
     domains = [splits.test for splits in federation.domains.values()]
     unseen = [federation.unseen.test] if federation.unseen is not None else []
-    kinds = {"personal": sites, "global": domains}
+    kinds = {"personal": sites, "personal-trained": sites, "global": domains}
     count = sum(len(s) for p in config.scenario.protocols for s in kinds.get(p, unseen))
     return 4.0 * count * (len(federation.classes) + 1)

@@ -142,6 +142,7 @@ class Kept:
 
     config: RunConfig
     method: Method
+    protocol: Protocol  # whose round it is
     net: Net
     folder: Path
     round: int
@@ -157,7 +158,7 @@ class Kept:
         config = read_config(path)
         whole = method or config.build()
         about = read_json(path / best.FOLDER / "model.json")
-        wanted = protocol or ("global" if site is None else "personal")
+        wanted: Protocol = protocol or ("global" if site is None else "personal")
         round_ = about["round"] if "round" in about else _selected(path, config, wanted)
         folder = path / best.FOLDER / str(round_)
         if not folder.is_dir():
@@ -169,7 +170,7 @@ class Kept:
         net = build_net(config, whole, Federation({}, {}, None, classes, shape))
         sites = sites_of(path)
         inputs = RawInputs.open(path, shape, config.scenario.pixels)
-        return cls(config, whole, net.eval(), folder, round_, classes, sites, inputs)
+        return cls(config, whole, wanted, net.eval(), folder, round_, classes, sites, inputs)
 
     @property
     def keys(self) -> dict[Scope, frozenset[str]]:
@@ -184,7 +185,8 @@ class Kept:
         initial = tree.clone(self.net.state_dict())
         shared, state = self._shared(), self._state(site)
         received = initial | shared | self._personal(site) | state.get("net", {})
-        load(self.net, received | state.get("trained", {}))
+        trained = self.config.scenario.scored == "trained" or self.protocol == "personal-trained"
+        load(self.net, received | (state.get("trained", {}) if trained else {}))
         client = Client(
             Site(site, "", _nothing()),
             self.net,

@@ -65,8 +65,8 @@ def _predicted(
     path: Path, method: Method, federation: Federation, protocol: str
 ) -> Iterator[Predicted]:
     """What each model predicts for each set of test samples."""
-    if protocol == "personal":
-        held = Kept.open(path, "", "personal", method)
+    if protocol.startswith("personal"):
+        held = Kept.open(path, "", protocol, method)  # type: ignore[arg-type]
         initial = tree.clone(held.net.state_dict())
         for site in held.sites:
             load(held.net, initial)

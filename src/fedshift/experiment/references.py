@@ -163,14 +163,14 @@ def _as_asked(scenario: Scenario, row: Row) -> Row:
     found = row.get("scores")
     if not found:
         return {}
-    return {p: found["global" if p == "personal" else p] for p in scenario.protocols}
+    return {p: found["global" if p.startswith("personal") else p] for p in scenario.protocols}
 
 
 def _predictions_as_asked(scenario: Scenario, path: Path) -> Iterable[KeptPredictions]:
     """The predictions of the pooled model under the protocols of the scenario."""
     kept = read_predictions(path)
     for protocol in scenario.protocols:
-        source = "global" if protocol == "personal" else protocol
+        source = "global" if protocol.startswith("personal") else protocol
         yield from (replace(p, protocol=protocol) for p in kept if p.protocol == source)
 
 

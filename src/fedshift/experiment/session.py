@@ -27,7 +27,7 @@ from fedshift.engine.federation import describe_split, federate, input_preparati
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
-from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, personal
+from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, from_sites
 from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
@@ -144,20 +144,17 @@ class Session:
         server, record, row = self.server, self.record, self.record.pending
         if row is None or not isinstance(self.transport, Piggybacks):
             return play_round(server, self.transport, record)
-        tasks, model = at_sites(server), server.shared
+        tasks, model = [*dict.fromkeys(at_sites(server).values())], server.shared
         scoring = server.method.send_scoring(server, None)
-        messages = [
-            server.broadcast(task, c) for c in sorted(server.roster) for task in tasks.values()
-        ]
+        messages = [server.broadcast(task, c) for c in sorted(server.roster) for task in tasks]
         self.transport.attach(messages)
         updates = play_round(server, self.transport, record)
         answers = attached(server, messages, self.transport.attached_replies(), record)
         if missing := record.unscored(row["round"]):
             row["unscored"] = missing
-        for name, task in tasks.items():
+        for task in tasks:
             scored = [u for u in answers if u.task == task]
-            counted = personal(scored, self.federation, server.scenario.task.main)
-            row["scores"] |= as_json({name: counted})
+            row["scores"] |= as_json(from_sites(server, task, scored, self.federation))
         order = [p for p in server.scenario.protocols if p in row["scores"]]
         row["scores"] = {name: row["scores"][name] for name in order}
         record.keep_best(model, scoring, row)

@@ -43,7 +43,9 @@ from fedshift.report.tables import (
 )
 
 PROTOCOLS = {
-    "personal": "Each client's own model on its own domain.",
+    "personal": "Each client's own model on its own domain, after the round.",
+    "personal-trained": "Each client's own model on its own domain, as it trained it: after its "
+    "local training, before aggregation.",
     "global": "One model on every training domain.",
     "unseen": "One model on a domain that no client has.",
     "unseen-adapted": "The same after label-free adaptation to that domain; "

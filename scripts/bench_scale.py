@@ -1,0 +1,112 @@
+"""Choose learning rates of the scale bench: FedAvg, on validation data only.
+
+    FEDSHIFT_SOURCES=path/to/data python scripts/bench_scale.py            every scenario
+    FEDSHIFT_SOURCES=path/to/data python scripts/bench_scale.py fdse       those of one paper
+
+Rounds, image size and width stand in ``scenarios/*.py``; this script tries rates around the paper's
+for one scenario of each group and prints, for each: accuracy on validation data (mean of the last
+three scored rounds), what the last quarter of the rounds gained, accuracy on test data for
+information, and minutes. The best rate on validation data is what goes into the scenario, for all
+methods. Finished runs are kept in docs/tables/bench_scale.jsonl and not repeated, so that it can be
+ended at any time; the table is docs/tables/bench_scale.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedshift.base.process import tune_process
+from fedshift.experiment.run import run
+from fedshift.experiment.scenario import scenario_from
+from fedshift.report.results import RunResult
+
+TABLES = Path(__file__).parents[1] / "docs" / "tables"
+RATES: dict[str, tuple[float, ...]] = {
+    "fdse/office-caltech10": (0.03, 0.1, 0.3),
+    "feddebias/rotated-mnist": (0.03, 0.1, 0.3),
+    "csac/rotated-mnist/deg75": (0.01, 0.03, 0.1),
+    "fedka/digit-five/mnist-m": (0.0001, 0.0003, 0.001),
+    "f2dc/digits": (0.003, 0.01, 0.03),
+    "fdse/pacs": (0.02, 0.05, 0.1),
+    "f2dc/office-caltech": (0.003, 0.01, 0.03),
+    "f2dc/pacs": (0.003, 0.01, 0.03),
+    "fedka/office-caltech10/amazon": (0.0001, 0.0003, 0.001),
+    "fedka/amazon/books": (0.0001, 0.0003, 0.001),
+    "csac/pacs/photo": (0.003, 0.01, 0.03),
+    "csac/pacs-imagenet/photo": (0.003, 0.01, 0.03),
+    "feddebias/clean-cifar10": (0.03, 0.1, 0.3),
+    "feddebias/cifar10": (0.03, 0.1, 0.3),
+    "feddebias/pacs": (0.03, 0.1, 0.3),
+}
+Row = dict[str, Any]
+
+
+def measured(name: str, rate: float) -> Row:
+    """One run of FedAvg."""
+    scenario = scenario_from(name, "bench", None, {"lr": rate})
+    result = run("fedavg", scenario, quiet=True)
+    protocol = scenario.protocols[0]
+    val = curve(result, protocol, "val")
+    end, before = val[-3:], val[: -(len(val) // 4)][-3:]
+    return {
+        "scenario": name,
+        "rate": rate,
+        "settings": short(result),
+        "rounds": scenario.rounds,
+        "val": sum(end) / len(end),
+        "gain": sum(end) / len(end) - sum(before) / len(before),
+        "test": result.accuracy(protocol, "last"),
+        "minutes": result.summary["seconds"] / 60,
+    }
+
+
+def curve(result: RunResult, protocol: str, split: str) -> list[float]:
+    """Accuracy of every scored round."""
+    return [value for _, value in result.curve(protocol, "avg", split)]
+
+
+def short(result: RunResult) -> str:
+    """What differs from the paper's scale, as the run says it."""
+    return result.config.scenario.changed
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown, best rate of each scenario in bold."""
+    lines = [
+        "| scenario | rate | validation | gained in the last quarter | test | minutes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        best = max((r for r in rows if r["scenario"] == row["scenario"]), key=lambda r: r["val"])
+        mark = "**" if row is best else ""
+        lines.append(
+            f"| `{row['scenario']}` | {mark}{row['rate']:g}{mark} | {row['val']:.1f} | "
+            f"{row['gain']:+.1f} | {row['test']:.1f} | {row['minutes']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(papers: list[str]) -> None:
+    """Run what is missing."""
+    tune_process()
+    kept = TABLES / "bench_scale.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(row["scenario"], row["rate"]) for row in rows}
+    for name, rates in RATES.items():
+        if papers and not name.startswith(tuple(papers)):
+            continue
+        for rate in rates:
+            if (name, rate) in done:
+                continue
+            rows.append(measured(name, rate))
+            with kept.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+            print(rows[-1], flush=True)
+    (TABLES / "bench_scale.md").write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

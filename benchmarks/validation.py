@@ -2,6 +2,7 @@
 
     python benchmarks/validation.py            # every work of speed.py, FedAvg and SCAFFOLD
     python benchmarks/validation.py C          # some of the works only
+    python benchmarks/validation.py pool       # one of the two transports only
 
 Without: the server takes every reply, and a site does not look at its own payload.
 One process, in seconds of the processor: both halves. A pool of two, by the clock: the server's
@@ -22,6 +23,7 @@ from fedshift.core.payload import Declared
 from fedshift.engine import replies
 
 REPEATS = 15
+TRANSPORTS = ("inprocess", "pool")
 METHODS = ("fedavg", "scaffold")  # without payload, and with one of the model's size
 
 
@@ -53,9 +55,11 @@ def compare(work: Work, method: str, transport: str) -> None:
 def main(args: list[str]) -> None:
     """Each work, in process and in a pool."""
     tune_process()
-    for work in [w for w in WORKS if w.name in args or not args]:
+    chosen = [w for w in WORKS if w.name in args] or WORKS
+    transports = [t for t in TRANSPORTS if t in args] or TRANSPORTS
+    for work in chosen:
         for method in METHODS:
-            for transport in ("inprocess", "pool"):
+            for transport in transports:
                 compare(work, method, transport)
 
 

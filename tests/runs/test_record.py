@@ -123,6 +123,7 @@ def test_the_disk_keeps_two_versions_per_client_and_nothing_for_the_stateless(tm
     ]
 
 
+@pytest.mark.exhaustive  # a sample of chaos shows it too
 def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path: Path):
     code = (
         "import sys; from fedshift import run; from fedshift.testing import "

@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-FURTHER = ("scaffold", "fedbn", "f2dc", "fedka", "csac", "feddebias")
-METHODS = ["fedavg", "fdse"]
+FURTHER = ("fedavg", "scaffold", "fedbn", "f2dc", "fedka", "csac", "feddebias")
+METHODS = ["fdse"]  # starting Ray takes most of the time
 METHODS += [pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER]
 flower = pytest.importorskip("fedshift.transports.flower.grid")  # before Ray: it sets its address
 
@@ -74,6 +74,7 @@ def test_ray_gives_the_bits_of_one_process(simulated, method):
     require_same(play(start(method)), play(simulated(method)), "in process and on Ray")
 
 
+@pytest.mark.exhaustive
 def test_a_divergence_in_an_actor_is_the_same_error_as_here(simulated):
     with pytest.raises(DivergedError) as here:
         play(start("fedavg", lr=1e20))
@@ -135,6 +136,7 @@ LOOPBACK = {
 NOBODY = {"00000000", "0" * 32}  # the remote end of a socket that listens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at /proc")
 def test_every_socket_is_on_the_loopback_interface(simulated):
     session = simulated("fedavg", rounds=2)

@@ -145,7 +145,9 @@ class Method:
         return out
 
     def uploads(self, model: ModelSpec) -> dict[Task, Declared]:
-        """What the parts declare to send up, by task."""
+        """What the parts declare to send up, by task; after every part's ``check``."""
+        for part in self.parts:
+            part.check(model)
         return declared(self.parts, model)
 
     def gather(self, pick: Callable[[Part], Tree]) -> Tree:

@@ -117,6 +117,12 @@ class Part(Declares):
         """
         return {}
 
+    def check(self, model: ModelSpec) -> None:
+        """Both sides, once: raise a ConfigError if it cannot work with this net and scenario.
+
+        Here all scopes are known: FDSE's consistency needs statistics that are shared.
+        """
+
     def uploads(self, model: ModelSpec) -> Uploads:
         """Both sides, once: every entry of payload that leaves a client, by task and key.
 

@@ -35,16 +35,23 @@ LAPTOP: dict[str, Any] = {
     "steps": 10,
     "evaluate_every": 4,
 }
+BENCH: dict[str, Any] = {
+    "backbone_options": {"width": 0.25},
+    "rounds": 60,
+    "steps": 20,
+    "evaluate_every": 3,
+}
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 
 
-for _name, _own, _small in (
+for _name, _own, _small, _bench in (
     (
         "rotated-mnist",
         ALIGNED
         | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
         | {"partition": SequentialDirichlet(clients=10, within="aligned")},
         {"lr": 0.1, "rounds": 30, "steps": 20, "batch_size": 32, "evaluate_every": 10},
+        {"lr": 0.1, "batch_size": 32},
     ),
     (
         "cifar10",
@@ -52,12 +59,14 @@ for _name, _own, _small in (
         | {"data": "rotated-cifar10", "public": "cifar100"}
         | {"partition": SequentialDirichlet(clients=10, within="aligned", mixing=1.0)},
         {"lr": 0.05},
+        {"lr": 0.1},
     ),
     (
         "clean-cifar10",
         {"data": "cifar10", "domains": ("cifar10",), "public": "cifar100"}
         | {"partition": SequentialDirichlet(clients=10)},
         {"lr": 0.05},
+        {"lr": 0.1},
     ),
     (
         "cifar100",
@@ -66,12 +75,14 @@ for _name, _own, _small in (
         | {"public": "cifar10"}
         | {"partition": SequentialDirichlet(clients=10, uniform_prior=True)},
         {},
+        None,
     ),
     (
         "pacs",
         {"data": "pacs", "domains": PACS, "data_options": {"size": 32}, "rounds": 400}
         | {"partition": ClassHalves()},
         {"lr": 0.05},
+        {"lr": 0.1},
     ),
 ):
     of_paper(
@@ -80,4 +91,5 @@ for _name, _own, _small in (
         "FedDebias, ICML 2023",
         values=COMMON | _own,
         laptop=LAPTOP | _small,
+        bench=BENCH | _bench if _bench is not None else None,
     )

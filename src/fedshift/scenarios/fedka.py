@@ -32,10 +32,10 @@ IMAGES: dict[str, Any] = {"data_options": {"size": 28}, "backbone": "fedka-cnn",
 TEXTS: dict[str, Any] = {"data_options": {"form": "minilm384"}, "backbone": "mlp", "steps": 8}
 
 
-for _group, _data, _domains, _own in (
-    ("digit-five", "digit-five", DIGITS, IMAGES),
-    ("office-caltech10", "office-caltech10", OFFICE, IMAGES),
-    ("amazon", "amazon-review", AMAZON, TEXTS),
+for _group, _data, _domains, _own, _bench in (
+    ("digit-five", "digit-five", DIGITS, IMAGES, {"rounds": 80, "evaluate_every": 4}),
+    ("office-caltech10", "office-caltech10", OFFICE, IMAGES, {"rounds": 80, "evaluate_every": 4}),
+    ("amazon", "amazon-review", AMAZON, TEXTS, {"evaluate_every": 10}),
 ):
     for _target in _domains:
         of_paper(
@@ -44,4 +44,5 @@ for _group, _data, _domains, _own in (
             "FedKA, ACML 2022",
             values=COMMON | _own | {"data": _data} | leave_out(_target, _domains),
             laptop={"rounds": 12, "evaluate_every": 3},
+            bench=_bench,
         )

@@ -28,7 +28,6 @@ from fedshift import (
     Step,
     Tree,
     Turn,
-    Uploads,
     descend,
     register,
     setting,
@@ -137,8 +136,8 @@ class StatisticsConsistency(Part):
                 "decompose-layers before it"
             )
 
-    def uploads(self, model: ModelSpec) -> Uploads:
-        """Nothing; but here it is known first which entries are shared, and the targets must be."""
+    def check(self, model: ModelSpec) -> None:
+        """Require that the targets are shared; each client's own would be no common aim."""
         for path, layer in decomposed(model.net):
             if f"{layer.norm_path}.running_mean" not in model.shared:
                 raise ConfigError(
@@ -146,7 +145,6 @@ class StatisticsConsistency(Part):
                     f"behind {path} stay at each client; leave out what keeps them there "
                     f"(bn=local, fedbn), or write fdse - {self.name}"
                 )
-        return {}
 
     def begin(self, client: Client) -> None:
         """mu_hat and var_hat start at the received statistics."""

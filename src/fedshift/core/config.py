@@ -68,7 +68,7 @@ class RunConfig(Frozen):
         if known is None:
             return self.scenario.name
         scale = {"scale": self.scenario.scale} if self.scenario.scale else {}
-        base, own = flat(known.build(**scale)), compared(self.scenario)
+        base, own = flat(known.build(**scale)), compared(self.scenario, flat(self.scenario))
         changed = [f"{k}={v}" for k, v in own.items() if v != base.get(k)]
         return f"{self.scenario.name}[{', '.join(changed)}]" if changed else self.scenario.name
 
@@ -118,10 +118,9 @@ def flat(scenario: Scenario) -> dict[str, Any]:
     return values | {f"partition.{key}": value for key, value in plan.items()}
 
 
-def compared(scenario: Scenario) -> dict[str, Any]:
-    """As :func:`flat`, without the rounds where another budget is equal and gives each its own."""
-    values = flat(scenario)
-    return {k: v for k, v in values.items() if k != "rounds" or scenario.equal == "rounds"}
+def compared(scenario: Scenario, options: dict[str, Any]) -> dict[str, Any]:
+    """Its options without the rounds, if another budget is equal and each method has its own."""
+    return {k: v for k, v in options.items() if k != "rounds" or scenario.equal == "rounds"}
 
 
 def configure(

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from numpy.typing import NDArray
 
 from fedshift.base.errors import ConfigError, UnknownNameError
-from fedshift.core.config import RunConfig, compared, named_options
+from fedshift.core.config import RunConfig, compared, flat, named_options
 from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
 from fedshift.report import bootstrap, optional
@@ -367,15 +367,16 @@ class Comparison:
 
 def _content(config: RunConfig) -> str:
     """What a scenario is, as text: all its options, and the fingerprint of the data."""
-    options = named_options(config.scenario)
-    if config.scenario.equal != "rounds":  # every method has its own number of them
-        del options["rounds"]
+    options = compared(config.scenario, named_options(config.scenario))
     return json.dumps([options, config.data], sort_keys=True)
 
 
 def _told_apart(name: str, configs: Sequence[RunConfig]) -> list[str]:
     """Labels of scenarios that have one name, each with the values in which they differ."""
-    tables = [compared(c.scenario) | {"data version": c.data or "unknown"} for c in configs]
+    tables = [
+        compared(c.scenario, flat(c.scenario)) | {"data version": c.data or "unknown"}
+        for c in configs
+    ]
     keys = dict.fromkeys(key for table in tables for key in table)
     varied = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)]
     if not varied:

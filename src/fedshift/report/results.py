@@ -373,10 +373,8 @@ def _content(config: RunConfig) -> str:
 
 def _told_apart(name: str, configs: Sequence[RunConfig]) -> list[str]:
     """Labels of scenarios that have one name, each with the values in which they differ."""
-    tables = [
-        compared(c.scenario, flat(c.scenario)) | {"data version": c.data or "unknown"}
-        for c in configs
-    ]
+    own = [compared(c.scenario, flat(c.scenario)) for c in configs]
+    tables = [o | {"data version": c.data or "unknown"} for o, c in zip(own, configs, strict=True)]
     keys = dict.fromkeys(key for table in tables for key in table)
     varied = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)]
     if not varied:

@@ -42,11 +42,11 @@ BENCH: dict[str, Any] = {"backbone_options": {"width": 0.25}, "evaluate_every": 
 for _name, _data, _plan, _size, _split, _augment, _epochs, _bench in (
     (
         *("digits", "digits-4", DIGITS, 32, Given(), "f2dc-digits", 5),
-        {"partition": DIGITS.model_copy(update={"percent": MORE}), "rounds": 20, "epochs": 5},
+        {"partition": DIGITS.model_copy(update={"percent": MORE}), "rounds": 20, "epochs": 3},
     ),
     (
         *("office-caltech", "office-caltech10", OFFICE, 32, EveryTenth(), "f2dc", 5),
-        {"rounds": 60, "evaluate_every": 2},
+        {"rounds": 40, "epochs": 5, "evaluate_every": 2},
     ),
     (
         *("pacs", "pacs", PACS, 128, EveryTenth(), "f2dc", 1),

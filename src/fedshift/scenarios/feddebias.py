@@ -39,7 +39,7 @@ BENCH: dict[str, Any] = {
     "backbone_options": {"width": 0.25},
     "rounds": 60,
     "steps": 20,
-    "evaluate_every": 3,
+    "evaluate_every": 5,
 }
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 

@@ -21,6 +21,7 @@ SHORT = {
     "startup": "startup.py",
     "images": "images.py",
     "tables": "tables.py",
+    "validation": "validation.py pool",
     "speed": "speed.py",
     "overhead": "overhead.py",
     "aggregate": "aggregate.py",

@@ -288,3 +288,11 @@ def test_noise_that_nobody_added_damages_the_log_of_requests(tmp_path, noise):
     DurableLines(tmp_path / "requests.jsonl").append({"noise": noise})
     with pytest.raises(RunError, match="damaged line"):
         describe_policy(SitePaths(tmp_path))
+
+
+@pytest.mark.parametrize("section", Update.SECTIONS)
+def test_a_section_of_tensors_cannot_come_as_a_scalar(section):
+    scalars = {"client": "a", "task": "train", "round": 1, section: "text"}
+    text = json.dumps({"messages": [{"scalars": scalars, "sections": {}}], "layouts": []})
+    with pytest.raises(RunError, match=f"{section} is among the scalars"):
+        from_envelope(Envelope(text, {}), Update)

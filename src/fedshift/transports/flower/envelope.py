@@ -82,6 +82,9 @@ def from_envelope(envelope: Envelope, kind: type[M]) -> list[M]:
 
     def message(row: Mapping[str, Any]) -> M:
         sections: dict[str, Any] = {s: tree_of(i) for s, i in row["sections"].items()}
+        for name in kind.SECTIONS:
+            if name in row["scalars"]:
+                raise ValueError(f"{name} is among the scalars")
         return require_scalars(kind(**row["scalars"], **sections))
 
     try:

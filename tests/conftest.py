@@ -24,8 +24,18 @@ def plain_log():
     log.handlers[:], log.level, log.propagate = kept[0], kept[1], kept[2]
 
 
+REPEATING = {"contract", "hostile", "chaos", "fuzz", "examples"}  # folders
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out further cases of what others show, unless FEDSHIFT_TEST_ALL asks for all."""
+    """Leave out further cases of what others show, unless FEDSHIFT_TEST_ALL asks for all.
+
+    Tests that play whole runs of what others have shown in detail are not counted in coverage:
+    counting takes half as long again as running.
+    """
+    for item in items:
+        if item.path.parent.name in REPEATING:
+            item.add_marker("no_cover")
     if os.environ.get("FEDSHIFT_TEST_ALL") == "1":
         return
     further = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -11,6 +11,7 @@ import pytest
 from fedshift.base.registry import Entry
 from fedshift.cli import main
 from fedshift.core.registry import SCENARIOS
+from fedshift.engine.federation import federate
 from fedshift.experiment import estimate as estimating
 from fedshift.experiment import listener
 from fedshift.experiment.estimate import estimate
@@ -36,6 +37,8 @@ def test_bytes_are_those_of_the_run(method):
     assert guess.down == pytest.approx(real["bytes"]["total"]["down"], rel=3e-4)
     assert guess.up == pytest.approx(real["bytes"]["total"]["up"], rel=3e-3)  # scores are text
     assert (guess.rounds, guess.clients) == (5, 4)
+    batches = sum(-(-len(s.data.train) // 4) for s in federate(scenario, 0).sites.values())
+    assert guess.steps == 5 * 2 * batches  # rounds, epochs
     assert guess.seconds > 0
     assert guess.memory > 10e6
 
@@ -55,7 +58,7 @@ def test_long_rounds_are_timed_by_two_short_ones(monkeypatch):
         return None, {"seconds": times[steps], "seconds_scoring": 0.5}
 
     monkeypatch.setattr(estimating, "_warm_up", warm_up)
-    monkeypatch.setattr(estimating, "_steps", lambda config: (4000.0, 40.0))
+    monkeypatch.setattr(estimating, "local_steps", lambda *_: (4000.0, 40.0))
     config, method = configure_run("fedavg", tiny_scenario())
     _, training, scoring = estimating._timed(config, method)
     assert (training, scoring) == (1.0 + 0.25 * 36, 0.5)

@@ -65,9 +65,20 @@ def announce(
     from fedshift.report.fitted import FittedTable
     from fedshift.report.tables import size
 
-    heads = ["method", "scenario", "runs", "rounds", "time", "up", "down", "memory", "disk"]
+    heads = [
+        "method",
+        "scenario",
+        "runs",
+        "rounds",
+        "steps",
+        "time",
+        "up",
+        "down",
+        "memory",
+        "disk",
+    ]
     lines = [
-        [e.method, e.scenario, str(runs), str(e.rounds), duration(e.seconds)]
+        [e.method, e.scenario, str(runs), str(e.rounds), f"{e.steps:,}", duration(e.seconds)]
         + [size(value) for value in (e.up, e.down, e.memory, e.disk)]
         for e, runs in found
     ]

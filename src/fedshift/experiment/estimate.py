@@ -9,14 +9,13 @@ What it says is a guess from one round on this machine as busy as it is now, nev
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.engine.federation import federate
-from fedshift.experiment.expectation import Estimate, expect
+from fedshift.experiment.expectation import Estimate, expect, local_steps
 from fedshift.experiment.session import Session, prepare
 
 SHORT = (4, 12)  # local steps of the two short rounds
@@ -48,7 +47,7 @@ def worth_a_warm_up(config: RunConfig, runs: int = 1) -> bool:
 
 def _timed(config: RunConfig, method: Method) -> tuple[Session, float, float]:
     """A session after its warm-up; seconds to train a round, and seconds to score it."""
-    whole, steps = _steps(config)
+    whole, steps = local_steps(config.scenario, federate(config.scenario, config.seed))
     if whole <= MANY:
         session, row = _warm_up(config, method)
         return session, row["seconds"], row["seconds_scoring"]
@@ -58,19 +57,6 @@ def _timed(config: RunConfig, method: Method) -> tuple[Session, float, float]:
         times.append(row["seconds"])
     slope = max(0.0, (times[1] - times[0]) / (SHORT[1] - SHORT[0]))
     return session, times[0] + slope * max(0.0, steps - SHORT[0]), row["seconds_scoring"]
-
-
-def _steps(config: RunConfig) -> tuple[float, float]:
-    """Local steps of a round: of all its clients together, and of one of them on average."""
-    scenario = config.scenario
-    sites = federate(scenario, config.seed).sites.values()
-    each = [
-        scenario.steps
-        or (scenario.epochs or 1) * math.ceil(len(site.data.train) / scenario.batch_size)
-        for site in sites
-    ]
-    mean = sum(each) / len(each)
-    return mean * scenario.cohort_size(len(each)), mean
 
 
 def _warm_up(

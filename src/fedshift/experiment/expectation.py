@@ -14,6 +14,7 @@ from typing import Any
 
 from fedshift.base import tree
 from fedshift.core.config import RunConfig
+from fedshift.core.scenario import Scenario
 from fedshift.core.server import Server
 from fedshift.data.federation import Federation
 from fedshift.runs.record import Record
@@ -27,6 +28,7 @@ class Estimate:
     method: str
     scenario: str
     rounds: int
+    steps: int  # local ones of all clients and rounds together, by the scenario's budget
     clients: int  # that train in a round
     seconds: float  # with one process
     up: float  # bytes, all clients and rounds together
@@ -66,6 +68,7 @@ def expect(
         config.label,
         config.scenario_label,
         rounds,
+        round(rounds * local_steps(scenario, federation)[0]),
         scenario.cohort_size(len(server.roster)),
         rounds * training + scored * scoring,
         ways["up"],
@@ -73,6 +76,17 @@ def expect(
         peak_memory(),
         _disk(server, record, rounds) + _predicted(config, federation),
     )
+
+
+def local_steps(scenario: Scenario, federation: Federation) -> tuple[float, float]:
+    """Local steps of a round: of all its clients together, and of one of them on average."""
+    each = [
+        scenario.steps
+        or (scenario.epochs or 1) * math.ceil(len(site.data.train) / scenario.batch_size)
+        for site in federation.sites.values()
+    ]
+    mean = sum(each) / max(1, len(each))
+    return mean * scenario.cohort_size(len(each)), mean
 
 
 def peak_memory() -> float:

@@ -39,7 +39,7 @@ from fedshift.deploy.folders import ServerSettings, read_site
 from fedshift.deploy.setup import init_server
 from fedshift.engine.federation import data_fingerprint, federate
 from fedshift.engine.preflight import check_needs
-from fedshift.experiment.scenario import NESTED, scenario_from, split_settings
+from fedshift.experiment.scenario import KINDS, NESTED, scenario_from, split_settings
 from fedshift.testing import tiny_scenario
 
 DATA_OPTIONS = {field.name for field in fields(Variant)} | set(TableSchema.model_fields)
@@ -454,6 +454,15 @@ def test_every_setting_that_a_text_names_can_be_set():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_page_on_data_names_every_kind_of_split_and_partition():
+    """These words are typed as ``scenario.split.kind=WORD``; each is set by a test of its own."""
+    page = (ROOT / "docs/data.md").read_text()
+    splits = re.search(r"Splits \(`scenario\.split\.kind`\): (.*?)\. ", page, re.DOTALL)[1]
+    assert set(re.findall(r"`([a-z-]+)`", splits)) == set(KINDS["split"])
+    table = re.search(r"\n\| `per-domain` \|.*?\n\n", page, re.DOTALL)[0]
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE)) == set(KINDS["partition"])
+
+
 def test_the_command_line_page_lists_every_option_of_every_command():
     """The table by command is exact, both ways; and what is said of an option is said once."""
     page = (ROOT / "docs/cli.md").read_text()
@@ -468,10 +477,11 @@ def test_the_command_line_page_lists_every_option_of_every_command():
 def test_every_synopsis_of_the_page_is_a_command():
     """The block at its top: ``fedshift data list|prepare|add`` are three commands."""
     block = re.search(r"```text\n(.*?)```", (ROOT / "docs/cli.md").read_text(), re.DOTALL)[1]
+    groups = {name.split()[0] for name in LEAVES if " " in name}
     named = set()
     for line in block.splitlines():
         first, second = line.split()[1], [*line.split(), ""][2]
-        words = second.split("|") if first in ("data", "server", "site") else [""]
+        words = second.split("|") if first in groups else [""]
         named |= {f"{first} {word}".strip() for word in words}
     assert named == set(LEAVES)
 

@@ -174,6 +174,16 @@ def test_run_with_bad_input(case, capsys, tmp_path: Path):
     assert not out.exists()
 
 
+def test_a_comparison_asks_whose_setting_is_meant(capsys, tmp_path: Path):
+    given = ["compare", "--method", "fedavg,fedbn", "--scenario", "tiny", "--out", str(tmp_path)]
+    expected = (2, "error: 'lr' is ambiguous; say scenario.lr or add.lr\n")
+    assert run(capsys, *given, "--set", "lr=0.1") == expected
+    code, error = run(capsys, *given, "--set", "mu=0.1")
+    assert code == 2
+    assert "write it as METHOD[mu=0.1]" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_nan_in_a_loss_names_method_client_round_step_and_term(capsys, tmp_path: Path):
     out = tmp_path / "run"
     args = ["--scenario", "tiny", "--method", "explode", "--out", str(out), "--quiet"]

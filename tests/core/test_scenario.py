@@ -144,6 +144,20 @@ def test_momentum_is_an_optimiser_kind_of_its_own():
     assert tiny_scenario(optimiser="adam").optimiser_kind == "adam"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 1}, "1 epoch of 32"),
+        ({"epochs": None}, "1 epoch of 32"),
+        ({"epochs": 2}, "2 epochs of 32"),
+        ({"steps": 1}, "1 step of 32"),
+        ({"steps": 5}, "5 steps of 32"),
+    ],
+)
+def test_one_epoch_is_singular(changes, words):
+    assert tiny_scenario(batch_size=32, **changes).confounders()["local work"] == words
+
+
 def test_the_confounders_tell_what_moves_numbers():
     """Whatever of these is changed, the printed choices change with it."""
     plain = tiny_scenario().confounders()

@@ -278,6 +278,9 @@ def test_columns_that_do_not_fit_are_named(told, expected, tmp_path):
 def test_names_of_columns_are_stripped_like_headers(tmp_path):
     found = read(hospitals(tmp_path / "raw"), label=" num ", drop=" age ")
     assert found["a"].domain.shape == (6,)
+    rows = [(i % 2, "xy"[i > 9], i * i % 7) for i in range(20)]
+    path = write(tmp_path / "t.csv", "label, clinic ,a", rows)
+    assert sorted(read(path, domain=" clinic ")) == ["x", "y"]
 
 
 def test_cells_that_are_no_numbers_count_as_missing_and_are_told(tmp_path):

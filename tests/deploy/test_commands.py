@@ -142,6 +142,11 @@ def test_a_server_that_does_not_run_is_told(capsys, server):
     assert "does not answer" in line
 
 
+def test_a_rate_that_may_be_the_servers_is_asked_for(capsys, server):
+    line = refused(capsys, "server", "run", server, "--method", "fedavg", "--set", "lr=0.1")
+    assert "'lr' is ambiguous; say scenario.lr or add.lr" in line
+
+
 def test_settings_that_cannot_be_read_are_told(capsys, server, tmp_path: Path):
     assert "does not exist; `fedshift server init` makes" in refused(
         capsys, "server", "start", tmp_path / "nowhere"

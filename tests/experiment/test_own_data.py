@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from fedshift.core.config import NAMED, configure
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.splits import TEST
 from fedshift.data.library.datasets import add
-from fedshift.data.store import checksum, read_domain, write_domain
-from fedshift.engine.federation import data_fingerprint, federate
+from fedshift.data.store import checksum, fingerprint, read_domain, write_domain
+from fedshift.engine.federation import data_fingerprint, describe_split, federate
 from fedshift.experiment.compare import compare
 from fedshift.experiment.identity import configure_run
 from fedshift.experiment.run import execute, run
@@ -75,6 +76,20 @@ def test_one_byte_of_a_source_changes_the_runs_name_and_nothing_does_not(tmp_pat
     write(tmp_path / "heart.csv", rows)
     add("heart", tmp_path / "heart.csv")
     assert len({first, second, name_of()}) == 3
+
+
+@pytest.mark.parametrize("changed", ["x", "y", "split", "classes"])
+def test_one_byte_of_prepared_data_changes_the_fingerprint(changed):
+    held = tiny()["dark"]
+    before = fingerprint({"dark": held})
+    assert fingerprint({"dark": replace(held, x=held.x.clone(), drawn=True)}) == before
+    assert fingerprint({"night": held}) != before
+    if changed == "classes":
+        other = ("A", *held.classes[1:])
+    else:
+        other = getattr(held, changed).clone()
+        other.view(-1)[-1] ^= 1
+    assert fingerprint({"dark": replace(held, **{changed: other})}) != before
 
 
 def test_a_changed_source_is_trained_again_and_older_runs_are_told(tmp_path, capsys):
@@ -262,6 +277,24 @@ def test_a_drawn_split_is_the_one_that_inspect_shows_and_is_said(tmp_path):
         "20 % per class drawn for the test, as the data mark none; validation 10 % of the "
         "training rows"
     )
+
+
+def test_a_split_of_numbers_to_predict_speaks_of_no_classes(tmp_path):
+    rows = [["cost", "a", "domain"]]
+    rows += [[f"{i * 1.7 + 0.3:.1f}", str(i * i % 11), ("va", "hu")[i % 2]] for i in range(60)]
+    write(tmp_path / "costs.csv", rows)
+    add("costs", tmp_path / "costs.csv", table={"label": "cost"})
+    scenario = find_scenario("costs")
+    assert scenario.objective == "regression"
+    assert describe_split(scenario) == (
+        "20 % drawn for the test, as the data mark none; validation 10 % of the training rows"
+    )
+    others = [scenario_from("costs", None, None, {"split.kind": kind}) for kind in KINDS["split"]]
+    for made in [scenario, *others]:
+        assert "class" not in describe_split(made)
+        assert "class" not in made.confounders()["split"]
+    held_out = find_scenario("costs", unseen="va", unseen_split={"kind": "per-class"})
+    assert "class" not in describe_split(held_out)
 
 
 def test_results_on_tables_speak_of_no_images(tmp_path):

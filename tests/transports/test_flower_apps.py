@@ -84,6 +84,8 @@ def test_settings_that_mean_nothing_are_refused():
         simulated.configured(TINY | {"lr": 0.1})
     with pytest.raises(ConfigError, match="names no method"):
         simulated.configured(TINY | {"method": ""})
+    with pytest.raises(ConfigError, match=r"'lr' is ambiguous; say scenario\.lr or add\.lr"):
+        simulated.configured(TINY | {"method": "fedavg", "set": "lr=0.1"})
 
 
 def test_empty_settings_leave_values_alone():

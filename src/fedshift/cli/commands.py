@@ -216,7 +216,7 @@ def compare(
     from fedshift.experiment.compare import compare as compare_runs
     from fedshift.experiment.compare import estimates
     from fedshift.experiment.progress import ProgressBoard
-    from fedshift.experiment.scenario import scenario_from, split_settings
+    from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 
     own, changes = split_settings(
         settings,
@@ -226,7 +226,9 @@ def compare(
         max_weight=max_weight,
         equal=equal,
     )
+    methods, chosen = split_methods(method), seed or list(range(seeds))
     if own:
+        require_clear(methods[0], own)
         key = next(iter(own))
         raise ConfigError(f"--set {key} is ambiguous here; write it as METHOD[{key}={own[key]}]")
     allowed = [*(allow or ()), *(grant or ())]
@@ -236,7 +238,6 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
-    methods, chosen = split_methods(method), seed or list(range(seeds))
     if dry_run:
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)

@@ -294,7 +294,8 @@ class Scenario(Frozen):
 
         ``images`` says whether inputs are images: only then do pixels and augmentation matter.
         """
-        work = f"{self.steps} steps" if self.steps else f"{self.epochs or 1} epochs"
+        count, unit = (self.steps, "step") if self.steps else (self.epochs or 1, "epoch")
+        work = f"{count} {unit}{'' if count == 1 else 's'}"
         rate = f"{self.optimiser_kind} lr {self.lr:g}"
         rate += f" momentum {self.momentum:g}" if self.momentum else ""
         rate += f" decay {self.lr_decay:g}/round" if self.lr_decay != 1 else ""
@@ -302,7 +303,7 @@ class Scenario(Frozen):
         return (
             {
                 "local work": f"{work} of {self.batch_size}",
-                "split": describe_rule(self.split),
+                "split": describe_rule(self.split, classes=self.objective == "classification"),
             }
             | ({"images": f"{self.pixels} pixels, augmentation {self.augment}"} if images else {})
             | {

@@ -81,11 +81,13 @@ def describe_split(scenario: Scenario) -> str:
     """
     stores = stored(scenario)
     trained = [stores[name] for name in scenario.domains]
-    text = describe_rule(scenario.split)
+    classes = all(domain.objective == "classification" for domain in trained)
+    text = describe_rule(scenario.split, classes=classes)
     drawn = [domain.name for domain in trained if domain.drawn]
     if isinstance(scenario.split, Given):
         if len(drawn) == len(trained):
-            text = "20 % per class drawn for the test, as the data mark none"
+            each = " per class" if classes else ""
+            text = f"20 %{each} drawn for the test, as the data mark none"
         elif drawn:
             text = f"given with the data, except 20 % drawn for the test of {', '.join(drawn)}"
         else:
@@ -95,7 +97,7 @@ def describe_split(scenario: Scenario) -> str:
     elif any(domain.drawn is False for domain in trained):
         text += "; the split given with the data is not used"
     if scenario.unseen and scenario.unseen_split:
-        text += f"; unseen domain: {describe_rule(scenario.unseen_split)}"
+        text += f"; unseen domain: {describe_rule(scenario.unseen_split, classes=classes)}"
     return text
 
 

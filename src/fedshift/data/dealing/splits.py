@@ -90,8 +90,8 @@ class AllTest(_Rule):
 Split = Annotated[Given | Random | EveryTenth | PerClass | AllTest, Field(discriminator="kind")]
 
 
-def describe_rule(rule: Split) -> str:
-    """A split rule in words, as results print it.
+def describe_rule(rule: Split, *, classes: bool = True) -> str:
+    """A split rule in words, as results print it; ``classes`` says whether the data have any.
 
     >>> describe_rule(Random())
     'random, 80/10/10 % of all rows'
@@ -105,7 +105,8 @@ def describe_rule(rule: Split) -> str:
         case EveryTenth():
             return f"every tenth, two rows of ten for the test; validation {_share(rule.val)}"
         case PerClass():
-            return f"per class, {100 * rule.val:g} % validation and {100 * rule.test:g} % test"
+            each = "per class, " if classes else ""
+            return f"{each}{100 * rule.val:g} % validation and {100 * rule.test:g} % test"
         case AllTest():
             return "all rows are test rows"
         case _:

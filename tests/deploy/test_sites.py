@@ -20,7 +20,10 @@ from fedshift.core.config import configure
 from fedshift.core.server import Policy
 from fedshift.core.state import DiskStore
 from fedshift.data.encoders import ENCODERS, ImageEncoder
+from fedshift.data.library.datasets import add
+from fedshift.data.library.loaded import load as load_data
 from fedshift.deploy import session, sites
+from fedshift.deploy.checks import own_data
 from fedshift.deploy.flower import apps
 from fedshift.deploy.folders import SitePaths, SiteSettings, read_site, write_settings
 from fedshift.deploy.runs import Request, last_round
@@ -115,7 +118,7 @@ def test_images_are_decoded_once_and_again_when_one_comes_in(tmp_path: Path, mon
 
 def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path):
     paths = make_site(tmp_path, "berlin")
-    with pytest.raises(DataError, match="is not a folder; set folder in"):
+    with pytest.raises(DataError, match="is not there; set folder in"):
         sites.open_folder(paths, read_site(paths.root))
     (tmp_path / "berlin-images").mkdir()
     with pytest.raises(DataError, match="has no images; expected"):
@@ -124,6 +127,43 @@ def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path):
     other = make_site(tmp_path, "paris", classes=("cat", "cow"))
     with pytest.raises(DataError, match="has the class 'dog', which is not one of cat, cow"):
         sites.open_folder(other, read_site(other.root))
+
+
+def test_arrays_and_listed_images_are_opened_as_data_add_prepares_them(tmp_path: Path, monkeypatch):
+    """An npz with its own split, and a csv that lists images: the same arrays, rows and classes."""
+    monkeypatch.setenv("FEDSHIFT_HOME", str(tmp_path / "home"))
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (30, 8, 8, 3), dtype=np.uint8), np.arange(30) % 2
+    given = {
+        "classes": np.array(["cat", "dog"]),
+        "split": (np.arange(30) % 3 == 0).astype(np.uint8),
+    }
+    np.savez(tmp_path / "berlin.npz", x=x, y=y, **given)
+    images(tmp_path / "pictures")
+    paths = sorted(p.relative_to(tmp_path) for p in (tmp_path / "pictures").rglob("*.png"))
+    rows = "".join(f"{path},{path.parent.name}\n" for path in paths)
+    (tmp_path / "paris.csv").write_text(f"path,label\n{rows}")
+    for name, file in (("berlin", "berlin.npz"), ("paris", "paris.csv")):
+        site = make_site(tmp_path, name, folder=str(tmp_path / file))
+        found = sites.open_folder(site, read_site(site.root))
+        add(f"mine-{name}", tmp_path / file)
+        (added,) = load_data(f"mine-{name}").values()
+        assert found.classes == added.classes
+        assert torch.equal(found.x, added.x)
+        assert torch.equal(found.y, added.y)
+        assert torch.equal(found.split, added.split)
+        assert own_data(site, read_site(site.root)).raw == ""  # rows of no table
+        assert own_federation(site, folder_run()).classes == ("cat", "dog")
+
+
+def test_rows_of_several_sites_in_one_file_are_refused(tmp_path: Path):
+    images(tmp_path / "pictures")
+    (tmp_path / "all.csv").write_text(
+        "path,label,site\npictures/cat/0.png,cat,a\npictures/dog/0.png,dog,b\n"
+    )
+    site = make_site(tmp_path, "berlin", folder=str(tmp_path / "all.csv"))
+    with pytest.raises(DataError, match=r"holds 2 sites \(a, b\); give each site its own"):
+        sites.open_folder(site, read_site(site.root))
 
 
 def test_a_class_without_images_can_be_named(tmp_path: Path):

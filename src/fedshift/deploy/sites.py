@@ -1,4 +1,4 @@
-"""Data of a deployment: a site's own images, and unlabelled images of a target at the server.
+"""Data of a deployment: a site's images, arrays or table, and a target's images at the server.
 
 At a site, ``deploy.flower.apps`` opens the images and reports :class:`Facts` about them; at the
 server, ``deploy.session`` opens the target. No image, label or file name may leave a site.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameEr
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
+from fedshift.data.catalogue import DatasetCard, Variant
 from fedshift.data.dealing.splits import apply_split
 from fedshift.data.encoders import encoded
 from fedshift.data.federation import Federation, Site, Splits, hide_labels, whole
 from fedshift.data.samples import Domain, Pixels, Samples
-from fedshift.data.sources.images import Item, decode_all, tree_source
+from fedshift.data.sources.discover import find, holds_images
+from fedshift.data.sources.images import ImageSource, Item, decode_all, tree_source
 from fedshift.data.sources.pixels import SUFFIXES
+from fedshift.data.sources.source import Source
 from fedshift.data.sources.tables.reading import SUFFIXES as TABLES
 from fedshift.data.sources.tables.replay import read_record, replay
 from fedshift.data.store import digest, read_domain, write_domain
@@ -104,9 +107,25 @@ def preparation_file(paths: SitePaths, settings: SiteSettings, run: str) -> Path
 
 
 def is_table(settings: SiteSettings) -> bool:
-    """Whether a site's data are a table: csv, parquet or Excel."""
-    folder = Path(settings.folder or "")
-    return folder.suffix.lower() in TABLES and folder.is_file()
+    """Whether a site's data are rows of a table (csv, parquet, Excel) that lists no images."""
+    file = Path(settings.folder or "")
+    return file.suffix.lower() in TABLES and file.is_file() and not holds_images(_card(file), file)
+
+
+def _card(path: Path) -> DatasetCard:
+    """A site's file as a dataset of its own, so that it is read as ``fedshift data add`` does."""
+    return DatasetCard("site", "a site's own data", (), 0, origin=str(path))
+
+
+def site_source(path: Path, name: str) -> Source:
+    """The one domain of a site: images in folders of classes, or a file that holds or lists it."""
+    if path.is_dir():
+        return tree_source(path, name)
+    found = find(_card(path), Variant()).sources
+    if len(found) != 1:
+        names = ", ".join(source.name for source in found)
+        raise DataError(f"{path} holds {len(found)} sites ({names}); give each site its own rows")
+    return replace(found[0], name=name)  # type: ignore[type-var]
 
 
 def _trial(client: str, run: RunConfig) -> Federation:
@@ -132,7 +151,7 @@ def is_unprepared(paths: SitePaths, run: RunConfig) -> bool:
 
 
 def open_folder(paths: SitePaths, settings: SiteSettings, run: str = "") -> Domain:
-    """The site's images as tensors, from a cache in the site's folder where possible.
+    """The site's images or vectors as tensors, from a cache in the site's folder where possible.
 
     The cache's name is a hash of settings, file names, sizes and modification times: images are
     decoded again when a file was added, removed or changed.
@@ -141,11 +160,14 @@ def open_folder(paths: SitePaths, settings: SiteSettings, run: str = "") -> Doma
     folder = Path(settings.folder)
     if is_table(settings):
         return _open_table(folder, paths, settings, preparation_file(paths, settings, run))
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; set folder in {paths.settings}")
+    if not folder.exists():
+        raise DataError(
+            f"{folder} is not there; set folder in {paths.settings} to a folder of images, or to a "
+            "csv, parquet, xlsx or npz file"
+        )
     name = settings.domain or settings.id
-    source = tree_source(folder, name)
-    if not source.items:
+    source = site_source(folder, name)
+    if not source.classes:
         raise DataError(f"{folder} has no images; expected {folder}/CLASS/*.jpg or *.png")
     classes = settings.classes or source.classes
     unknown = [found for found in source.classes if found not in classes]
@@ -154,7 +176,10 @@ def open_folder(paths: SitePaths, settings: SiteSettings, run: str = "") -> Doma
             f"{folder} has the class {unknown[0]!r}, which is not one of {', '.join(classes)}; "
             f"rename the folder, or add it to classes in {paths.settings}"
         )
-    stamps = [(item.id, item.data.stat()) for item in source.items if isinstance(item.data, Path)]
+    items = source.items if isinstance(source, ImageSource) else ()
+    files = [(i.id, i.data) for i in items if isinstance(i.data, Path)]
+    files += [(folder.name, folder)] if folder.is_file() else []
+    stamps = [(path, file.stat()) for path, file in files if file.exists()]
     listing = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stamps]
     content = json.dumps([name, classes, settings.size, listing])
     store = paths.data / hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

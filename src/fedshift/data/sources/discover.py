@@ -236,6 +236,12 @@ def _tables(folder: Path) -> list[Path]:
     return files or (parquet_files(inner) if inner.is_dir() else [])
 
 
+def holds_images(card: DatasetCard, file: Path) -> bool:
+    """Whether a table lists image files, or holds images itself."""
+    parquet = file.suffix.lower() == ".parquet"
+    return path_column(file) is not None or (parquet and _has_images(file, card))
+
+
 def _from_tables(card: DatasetCard, folder: Path, files: Sequence[Path]) -> Found:
     """Domains from tables: images if a file lists or holds them, else vectors."""
     if any(path_column(p) for p in files):

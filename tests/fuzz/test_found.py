@@ -16,6 +16,7 @@ from fedshift.base import tree
 from fedshift.base.errors import ConfigError, DataError, RunError, UnknownNameError
 from fedshift.base.files import from_json
 from fedshift.base.logs import printable
+from fedshift.claims.store import Results
 from fedshift.core.message import Update
 from fedshift.core.registry import build
 from fedshift.data.catalogue import DatasetCard, Variant
@@ -25,9 +26,12 @@ from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import npz_source
 from fedshift.data.sources.discover import find
 from fedshift.data.sources.listed import path_column
+from fedshift.data.sources.tables.replay import read_record
 from fedshift.data.store import read_card, read_ids, write_domain
+from fedshift.deploy import tables
 from fedshift.deploy.folders import SitePaths
 from fedshift.deploy.policy import describe_policy, read_policy
+from fedshift.deploy.sites import Facts
 from fedshift.experiment.run import scenario_of
 from fedshift.runs.durable_lines import DurableLines
 from fedshift.runs.run_file import read_run_file
@@ -296,3 +300,21 @@ def test_a_section_of_tensors_cannot_come_as_a_scalar(section):
     text = json.dumps({"messages": [{"scalars": scalars, "sections": {}}], "layouts": []})
     with pytest.raises(RunError, match=f"{section} is among the scalars"):
         from_envelope(Envelope(text, {}), Update)
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+def test_lists_that_are_too_deep_are_one_line_wherever_json_is_read(tmp_path):
+    (tmp_path / "requests.jsonl").write_text(f"{DEEP}\n")
+    with pytest.raises(RunError, match="damaged line"):
+        DurableLines(tmp_path / "requests.jsonl").read()
+    with pytest.raises(RunError, match="facts that cannot be read"):
+        Facts.from_json(DEEP)
+    with pytest.raises(RunError, match="site a described its table"):
+        tables._read("a", DEEP)
+    (tmp_path / "preparation.json").write_text(DEEP)
+    with pytest.raises(DataError, match="is no preparation"):
+        read_record(tmp_path / "preparation.json")
+    (tmp_path / "claims.jsonl").write_text(f"{DEEP}\n")
+    assert Results.open(tmp_path / "claims.jsonl").rows == {}

@@ -71,7 +71,7 @@ class Results:
             try:
                 row = json.loads(line)
                 rows[row["run"]] = row
-            except (ValueError, KeyError, TypeError):  # cut short by a crash
+            except (ValueError, KeyError, TypeError, RecursionError):  # cut short by a crash
                 continue
         return cls(path, rows)
 

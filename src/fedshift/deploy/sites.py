@@ -64,7 +64,7 @@ class Facts:
                 "shape": tuple(map(int, row["shape"])),
             }
             return cls(**row)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(f"a site sent facts that cannot be read ({error!r})") from None
 
 

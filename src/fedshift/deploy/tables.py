@@ -75,7 +75,7 @@ def agree(ask: Ask, run: RunConfig) -> dict[str, Any]:
 def _read(site: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise RunError(f"site {site} described its table in a way that cannot be read")

@@ -55,7 +55,7 @@ class DurableLines:
                 os.truncate(self.file, len(whole))
         try:
             rows = [json.loads(line) for line in whole.splitlines()]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self.damaged() from None
         if not all(isinstance(row, dict) for row in rows):
             raise self.damaged()

@@ -33,7 +33,7 @@ def read_record(path: Path) -> dict[str, Any]:
         TableSchema.model_validate(record["schema"])
         for key in ("sites", "statistics", "objective", "classes"):
             record[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path} is no preparation ({error}); take preparation.json of prepared tables"
         ) from None

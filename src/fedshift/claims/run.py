@@ -35,8 +35,8 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Runs that are to be made, and which runs belong to which claim."""
+class Missing:
+    """Runs that are still to be made, and which runs belong to which claim."""
 
     jobs: list[Job]
     sides: dict[str, Sides]
@@ -49,7 +49,7 @@ def scenario_of(claim: Claim, side: Side = "method") -> Scenario:
     return scenario_from(claim.scenario, claim.scale, None, changes)
 
 
-def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
+def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Missing:
     """What is left to run for these claims."""
     jobs: dict[str, Job] = {}
     sides: dict[str, Sides] = {}
@@ -65,7 +65,7 @@ def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Plan:
         for job in (job for side in found for job in side):
             if job.config.name not in results.rows:
                 jobs.setdefault(job.config.name, job)
-    return Plan(list(jobs.values()), sides, missing)
+    return Missing(list(jobs.values()), sides, missing)
 
 
 def _side(claim: Claim, side: Side, out: Path) -> list[Job]:
@@ -76,7 +76,7 @@ def _side(claim: Claim, side: Side, out: Path) -> list[Job]:
 
 
 def run_claims(
-    todo: Plan, results: Results, watch: Watch, *, workers: int | None = None, hours: float = 0.0
+    todo: Missing, results: Results, watch: Watch, *, workers: int | None = None, hours: float = 0.0
 ) -> Iterator[RunResult | Failure]:
     """Make the runs and append each to the results as it finishes.
 

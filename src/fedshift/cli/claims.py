@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedshift.cli import options as opt
-
-if TYPE_CHECKING:
-    from fedshift.claims.claim import Claim
 
 app = typer.Typer(help="Claims of papers: list them, make their runs, see whether they show.")
 Names = Annotated[
@@ -91,7 +88,7 @@ def table(
     typer.echo(markdown(judge(claims, plan_claims(claims, kept, out).sides, kept.rows)), nl=False)
 
 
-def _claims(names: list[str] | None, file: Path | None, scale: str | None) -> list[Claim]:
+def _claims(names: list[str] | None, file: Path | None, scale: str | None) -> list[Any]:
     """The chosen claims, at another scale if one is given."""
     from fedshift.claims.claim import Claim, chosen, read_claims
 

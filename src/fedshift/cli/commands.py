@@ -47,9 +47,6 @@ app.command()(ledger)
 app.command()(predict)
 
 
-CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")  # shown in the demo once they are registered
-
-
 @app.callback(invoke_without_command=True)
 def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -265,18 +262,15 @@ def demo(
     workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
     quiet: opt.Quiet = False,
 ) -> None:
-    """Compare a few methods on the embedded digits: nothing to download, minutes on two cores."""
+    """Each core method under its paper's question, on embedded digits: minutes on two cores."""
     from fedshift.base.process import tune_process
-    from fedshift.core.registry import METHODS
-    from fedshift.experiment.compare import compare as compare_runs
+    from fedshift.experiment.demo import demonstrate
     from fedshift.experiment.progress import ProgressBoard
 
-    methods = ["local", "fedavg", "fedbn", "ditto", *(m for m in CORE if m in METHODS.entries())]
     tune_process()
+    count = opt.processes(opt.workers_of(workers))
     with ProgressBoard(quiet=quiet) as board:
-        found = compare_runs(
-            methods, out=out, workers=opt.workers_of(workers), watch=board.watch, rounds=rounds
-        )
+        found = demonstrate(out, board.watch, count, rounds=rounds)
     publish(found, out, as_json=False, quiet=quiet)
 
 

@@ -1,6 +1,6 @@
 """How many rounds give two methods the same budget: local steps, or bytes, in place of rounds.
 
-``compare --equal`` and the claims use it. Some methods take more optimiser steps or send more in a
+``compare`` uses it, and so do the claims. Some methods take more optimiser steps or send more in a
 round than FedAvg does, and a comparison at equal rounds then also compares budgets. Two rounds of
 each method are played in memory: the first may differ from the others (an acquisition phase), so
 the cost of R rounds is that of the first plus R - 1 times that of the second.

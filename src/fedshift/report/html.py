@@ -118,6 +118,7 @@ def section(comparison: Comparison, summary: Summary, folder: Path) -> dict[str,
     return {
         "name": summary.scenario,
         "text": runs[0].config.scenario.summary,
+        "remark": comparison.remarks.get(runs[0].config.scenario.name, ""),
         "facts": facts(runs),
         "note": summary.note,
         "summary": overview(summary),

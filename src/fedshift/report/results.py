@@ -257,8 +257,7 @@ class Failure:
 class Comparison:
     """Several runs side by side.
 
-    In a notebook it is displayed as one table per scenario; :meth:`plot` draws the methods over
-    rounds and :meth:`to_frame` gives one row per run and protocol to pandas.
+    In a notebook it is one table per scenario; :meth:`plot` and :meth:`to_frame` are for more.
     """
 
     results: list[RunResult]
@@ -266,6 +265,7 @@ class Comparison:
     path: Path | None = None
     notes: list[str] = field(default_factory=list)  # runs in the folder that are of older data
     against: str | None = None  # the method that tables compare the others with, if any
+    remarks: dict[str, str] = field(default_factory=dict)  # what to conclude, by scenario's name
 
     @property
     def methods(self) -> list[str]:

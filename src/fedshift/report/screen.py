@@ -38,14 +38,17 @@ def console(comparison: Comparison, against: str | None = None) -> RenderableTyp
     ``against`` names a method; a second table has every other method's difference to it.
     """
     found = summaries(comparison, against)
-    return Group(*(part for summary in found for part in _screen(summary)))
+    remarks = comparison.remarks
+    return Group(*(part for one in found for part in _screen(one, remarks.get(one.scenario, ""))))
 
 
-def _screen(summary: Summary) -> Iterable[RenderableType]:
+def _screen(summary: Summary, remark: str) -> Iterable[RenderableType]:
     lines: list[list[str | Text]] = [
         [method, *cells, *traffic] for method, cells, traffic in summary.lines(_shown)
     ]
     yield FittedTable(summary.scenario, summary.headings, lines)
+    if remark:
+        yield Text(remark, style="bold")
     yield Text(summary.note)
     if summary.apart:
         yield Text("")

@@ -1,8 +1,11 @@
-"""The scenario that needs no download: four looks of digits to train on, a fifth unseen."""
+"""Scenarios that need no download: looks of digits, and the questions that papers ask of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedshift import Scenario, register_scenario
+from fedshift.data.dealing.label_skew import SequentialDirichlet
 from fedshift.data.dealing.partitions import PerDomain, Pooled
 
 
@@ -23,6 +26,69 @@ def digits() -> Scenario:
         private_at_new_site="mean",
         evaluate_every=3,
         allow=("client_val", "domain_ids", "server_unlabelled"),
+    )
+
+
+def _question(name: str, **changes: Any) -> Scenario:
+    """The same looks with all 150 images of each to train on, as the demo and the papers ask."""
+    base = {"rounds": 20, "evaluate_every": 4, "private_at_new_site": "mean"}
+    return digits().change(**{"name": f"digits/{name}", "unseen": None} | base | changes)
+
+
+@register_scenario("digits/personal")
+def digits_personal() -> Scenario:
+    """Which model is best for each site? Four sites, one look each."""
+    return _question("personal", partition=PerDomain(), protocols=("personal",), bn="recompute")
+
+
+@register_scenario("digits/global")
+def digits_global() -> Scenario:
+    """Which one model is best for all, and for the worst look? Eight sites, two per look."""
+    partition = PerDomain(clients_per_domain=2)
+    return _question("global", partition=partition, protocols=("global",))
+
+
+@register_scenario("digits/unseen")
+def digits_unseen() -> Scenario:
+    """Which model is best at a site that took no part, before and after it adapts without labels?
+
+    The same local steps for all: CSAC's first round is nine budgets long.
+    """
+    return _question(
+        "unseen",
+        unseen="outline",
+        partition=PerDomain(),
+        protocols=("unseen", "unseen-adapted"),
+        equal="steps",
+    )
+
+
+@register_scenario("digits/target")
+def digits_target() -> Scenario:
+    """Which model is best on a look of which the server has images but no labels?"""
+    return _question(
+        "target",
+        domains=("scan", "outline", "print", "meter"),
+        unseen="photo",
+        partition=PerDomain(),
+        protocols=("unseen", "unseen-adapted"),
+        rounds=30,
+    )
+
+
+@register_scenario("digits/label-skew")
+def digits_label_skew() -> Scenario:
+    """Which one model is best if most sites have one or two classes only? Four sites, all looks."""
+    return _question(
+        "label-skew",
+        partition=SequentialDirichlet(clients=4),
+        protocols=("global",),
+        backbone_options={"norm": "group"},
+        steps=10,
+        batch_size=32,
+        lr=0.1,
+        rounds=30,
+        evaluate_every=5,
     )
 
 

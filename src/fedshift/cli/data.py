@@ -94,6 +94,17 @@ def add(
     statistics: Annotated[
         str | None, typer.Option(help="federated: summed over sites; or each site's own.")
     ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Noise on federated statistics; smaller is more.")
+    ] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=LOW:HIGH", help="Of numbers, under --epsilon; repeatable."),
+    ] = None,
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=A:B", help="Of a column, under --epsilon; repeatable."),
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option(help="Of texts: words, minilm, or a local folder.")
     ] = None,
@@ -117,6 +128,7 @@ def add(
         "label": label, "domain": domain, "objective": objective, "drop": drop,
         "numeric": numeric, "categorical": categorical, "date": date, "text": text,
         "missing": missing, "impute": impute, "scale": scale, "statistics": statistics,
+        "epsilon": epsilon, "bounds": bounds, "categories": categories,
         "encoder": encoder, "may_drop": may_drop, "rename_label": rename_label,
     }  # fmt: skip
     given = {key: value for key, value in told.items() if value is not None}

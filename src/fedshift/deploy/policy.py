@@ -21,6 +21,7 @@ from typing import Annotated, Any, Protocol, get_args, runtime_checkable
 from pydantic import Field, field_validator
 
 from fedshift.base.errors import ConfigError, NotAllowedError
+from fedshift.core.config import RunConfig
 from fedshift.core.message import Broadcast, Task, Update
 from fedshift.core.method import Method
 from fedshift.core.scenario import Frozen
@@ -30,6 +31,7 @@ from fedshift.privacy.accountant import epsilon_of_site
 from fedshift.runs.durable_lines import DurableLines
 
 TASKS: tuple[str, ...] = get_args(Task)
+SPENT = "preparation_epsilon"  # in requests.jsonl: statistics of rows were told with noise
 LARGEST = 1e9  # noise, in units of the clip, that anybody could mean
 
 
@@ -51,10 +53,13 @@ class SitePolicy(Frozen):
     then refused. ``repeats`` is how often one round of one run is answered where updates are noisy:
     a server that asks again and again could average the noise away. ``tasks`` are the requests that
     are answered, ``payloads`` the parts whose payload may leave (absent: any part's).
+    ``preparation_epsilon`` is the most that statistics of the site's table spend, over all runs:
+    they leave with noise only, and the unit is one row, not the site.
     """
 
     require: tuple[str, ...] = ()
     epsilon: Annotated[float, Field(gt=0)] | None = None
+    preparation_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     repeats: Annotated[int, Field(ge=1)] = 3
     tasks: tuple[str, ...] = tuple(task for task in TASKS if task != "donate")
@@ -95,6 +100,10 @@ def describe_policy(paths: SitePaths) -> str:
         words.append(f"spent epsilon {told:.3g} of {policy.epsilon:g} at delta {policy.delta:g}")
     elif spent:
         words.append(f"{sum(spent.values())} noisy updates sent, no limit")
+    if rows := told_of_rows(DurableLines(paths.requests)):
+        limit = policy.preparation_epsilon
+        most = "no limit" if limit is None else f"of {limit:g}"
+        words.append(f"statistics of rows spent epsilon {rows:.3g}, {most}")
     words.append(f"answers {', '.join(policy.tasks) or 'nothing'}")
     return "; ".join(words)
 
@@ -202,35 +211,76 @@ class Guard:
         return f"its operator can change {key} in {self.source}"
 
 
-def require_telling(paths: SitePaths, run: str, method: Method, what: str) -> None:
+def require_telling(paths: SitePaths, run: RunConfig, step: str, epsilon: float | None) -> None:
     """Raise if this site does not tell about its table; else note it, on the disk, as told.
 
-    Counts and sums leave without noise and masks. So a site that limits its epsilon, or is asked
-    for a method that promises privacy, tells them only if ``payloads`` names ``preparation``.
+    Without ``epsilon`` counts and sums leave without noise and masks. So a site that limits its
+    epsilon, or is asked for a method that promises privacy, tells them only if ``payloads`` names
+    ``preparation``. Noise protects rows and no site, so it does not change that; the policy's
+    ``preparation_epsilon`` does, and then nothing leaves without noise or beyond it.
     """
-    private = [part.name for part in method.parts if part.gives_privacy]
     policy, lines = read_policy(paths), DurableLines(paths.requests)
-    named = policy.payloads is not None and "preparation" in policy.payloads
-    reason = ""
-    if policy.payloads is not None and not named:
-        reason = f"payload of preparation may not leave; change payloads in {paths.policy}"
-    elif policy.epsilon is not None and not named:
-        reason = (
-            f"what a preparation needs leaves without noise, and this site spends at most epsilon "
-            f"{policy.epsilon:g}; name preparation among payloads in {paths.policy}, or give the "
-            "site a preparation made elsewhere"
-        )
-    elif private and not named:
-        reason = (
-            f"what a preparation needs is not covered by {private[0]}; name preparation among "
-            f"payloads in {paths.policy}, or give the site a preparation made elsewhere"
-        )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    row = {"time": now, "run": run, "round": 0, "task": what}
+    row: dict[str, Any] = {"time": now, "run": run.name, "round": 0, "task": f"preparation: {step}"}
     with lines.alone():
-        lines.append(row | ({"refused": reason} if reason else {}))
+        reason = _not_told(policy, run.build(), epsilon)
+        reason = reason or _told_enough(policy, lines, run.name, epsilon)
+        reason = reason and f"{reason}; {paths.policy} says so"
+        spent = {SPENT: epsilon} if step == "count" and epsilon is not None else {}
+        lines.append(row | ({"refused": reason} if reason else spent))
     if reason:
-        raise NotAllowedError(f"this site refuses {what}: {reason}")
+        raise NotAllowedError(f"this site refuses {row['task']}: {reason}")
+
+
+def _not_told(policy: SitePolicy, method: Method, epsilon: float | None) -> str:
+    """Why this site tells nothing of its table; empty if it may."""
+    private = [part.name for part in method.parts if part.gives_privacy]
+    remedy = (
+        "name preparation among payloads, set preparation_epsilon and data.epsilon, or give the "
+        "site a preparation made elsewhere"
+    )
+    if policy.payloads is not None:
+        named = "preparation" in policy.payloads
+        return "" if named else "payload of preparation may not leave; name it among payloads"
+    if policy.preparation_epsilon is not None:
+        return ""
+    if policy.epsilon is not None:
+        how = "without noise" if epsilon is None else "with noise for rows, not for the site"
+        return (
+            f"what a preparation needs leaves {how}, and this site spends at most epsilon "
+            f"{policy.epsilon:g}; {remedy}"
+        )
+    if private:
+        return f"what a preparation needs is not covered by {private[0]}; {remedy}"
+    return ""
+
+
+def _told_enough(policy: SitePolicy, lines: DurableLines, run: str, epsilon: float | None) -> str:
+    """Why statistics must not leave with this epsilon; empty if they may."""
+    limit = policy.preparation_epsilon
+    if epsilon is None:
+        return "" if limit is None else (
+            f"statistics of its table leave with an epsilon of at most {limit:g}, and this run has "
+            "none; set data.epsilon"
+        )  # fmt: skip
+    again = sum(SPENT in row and row.get("run") == run for row in lines.read())
+    if again >= policy.repeats:
+        return f"its table was counted {again} times for this run, which is what repeats allows"
+    spent = told_of_rows(lines)
+    if limit is not None and spent + epsilon > limit * (1 + 1e-9):
+        return (
+            f"statistics of its table would have spent epsilon {spent + epsilon:g}, and "
+            f"preparation_epsilon is {limit:g}; take a smaller data.epsilon, or raise it"
+        )
+    return ""
+
+
+def told_of_rows(lines: DurableLines) -> float:
+    """Epsilon of all statistics of its rows that this site was about to tell: it adds up."""
+    found = [row[SPENT] for row in lines.read() if SPENT in row]
+    if any(isinstance(e, bool) or not isinstance(e, int | float) or not e > 0 for e in found):
+        raise lines.damaged()
+    return math.fsum(found)
 
 
 def asked_before(rows: Sequence[Mapping[str, Any]], run: str, round_: int) -> int:

@@ -19,6 +19,7 @@ from fedshift.base.files import read_json, write_json
 from fedshift.core.config import RunConfig
 from fedshift.data.sources.tables import agreement
 from fedshift.data.sources.tables.preparation import CategoryPlan, TablePreparation
+from fedshift.data.sources.tables.release import release
 from fedshift.data.sources.tables.replay import own_split, own_targets, read_own, read_record
 from fedshift.data.sources.tables.roles import USED
 from fedshift.data.sources.tables.schema import TableSchema, schema_of
@@ -95,7 +96,7 @@ def answer(paths: SitePaths, run: RunConfig, asked: Mapping[str, Any]) -> dict[s
     step, schema, settings = str(asked.get("step")), schema_of_run(run), read_site(paths.root)
     if step not in ("describe", "count") or settings.folder is None:
         raise RunError(f"site {settings.id} was asked to {step}, which it does not know")
-    require_telling(paths, run.name, run.build(), f"preparation: {step}")
+    require_telling(paths, run, step, schema.epsilon)
     own = read_own(Path(settings.folder), settings.domain or settings.id, schema)
     own = own.without(schema.drop)
     if step == "describe":
@@ -108,9 +109,10 @@ def answer(paths: SitePaths, run: RunConfig, asked: Mapping[str, Any]) -> dict[s
         "classes": asked["classes"],
         "sites": {},
     }
-    split = own_split(record, own, own_targets(record, own, schema))
+    split = own_split(record, own, own_targets(record, own, schema), schema)
     train = {p.name: own.columns[p.name][split == 0] for p in plans.plans}
-    return agreement.tell(plans.count(train), schema)
+    told = plans.count(train) if schema.epsilon is None else release(plans, train, schema)
+    return agreement.tell(told, schema)
 
 
 def keep(paths: SitePaths, run: RunConfig, record: Mapping[str, Any]) -> None:

@@ -124,7 +124,9 @@ def column_lines(found: Inspection) -> list[str]:
     for name, one in found.columns["roles"].items():
         gaps = f", {one['missing']} of {one['rows']} missing" if one["missing"] else ""
         lines.append(f"column {name}: {one['role']} ({one['why']}{gaps})")
-    lines.append(f"statistics: {found.columns['statistics']}")
+    epsilon = found.columns["schema"].get("epsilon")  # of earlier versions: none
+    noise = f", with noise: epsilon {epsilon:g} for one row of a site" if epsilon else ""
+    lines.append(f"statistics: {found.columns['statistics']}{noise}")
     lines += [f"leaves each site: {what}" for what in found.columns["leaves"]]
     return lines
 

@@ -49,7 +49,11 @@ def describe(site: SiteTable, schema: TableSchema, objective: str) -> Answer:
     """The first answer: a summary of each column, and the classes that occur."""
     labels = label_columns(schema, site.columns)
     inputs = site.without(labels)
-    summaries = {n: asdict(found_roles.summary_of(inputs.columns[n])) for n in input_names(inputs)}
+    noisy = schema.epsilon is not None  # then names alone: roles are the schema's
+    summaries = {
+        n: asdict(found_roles.UNTOLD if noisy else found_roles.summary_of(inputs.columns[n]))
+        for n in input_names(inputs)
+    }
     out: Answer = {"columns": summaries, "classes": []}
     if objective == "classification":
         names = {str(v) for v in as_texts(site.columns[labels[0]]).tolist()}
@@ -89,6 +93,13 @@ def packed(answer: Answer) -> bytes:
 
 def leaves(schema: TableSchema, *, categories: bool) -> list[str]:
     """What leaves a site for a preparation, in words."""
+    if schema.epsilon is not None:
+        return [
+            "names of columns", "names of classes",
+            f"with noise (discrete Laplace, epsilon {schema.epsilon:g} for one row, this telling): "
+            "number of training rows, per column of numbers missing cells and sums within bounds, "
+            "per column of categories missing cells and rows of each declared category",
+        ]  # fmt: skip
     out = ["names and roles of columns", "names of classes", "which columns have missing cells"]
     if categories:
         out.append("names of categories")
@@ -150,10 +161,11 @@ def agreed_plan(
     """
     if isinstance(plan, TextPlan):
         return plan
-    lacks = any(one.missing for one in found)
+    lacks = any(one.missing > 0 for one in found)
     if isinstance(plan, NumberPlan):
         return replace(plan, indicator=lacks)
     names = {c for one in found if isinstance(one, CategoryStatistics) for c in one.counts}
+    many = many or (schema.epsilon is not None and plan.name not in schema.categories)
     if many or len(names) > schema.one_hot:
         return replace(plan, indicator=lacks, size=schema.hashed)
     return replace(plan, indicator=lacks, categories=tuple(sorted(names)))

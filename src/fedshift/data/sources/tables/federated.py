@@ -26,6 +26,7 @@ from fedshift.data.sources.tables.agreement import agreed_plan, bare_plan
 from fedshift.data.sources.tables.drawn import is_drawn, splits
 from fedshift.data.sources.tables.preparation import TablePreparation, total
 from fedshift.data.sources.tables.reading import Array
+from fedshift.data.sources.tables.release import release
 from fedshift.data.sources.tables.schema import TableSchema
 from fedshift.data.sources.tables.sites import SiteTable, drop_rows, read_sites
 from fedshift.data.sources.tables.statistics import CategoryStatistics, Statistics
@@ -80,7 +81,7 @@ def table_sources(paths: Sequence[Path], schema: TableSchema | None = None) -> T
     if schema.impute == "drop":
         sites, targets = _complete(sites, targets, used, schema)
     owners = [n for n in names if roles[n].role == "id-like"]
-    marks, more = splits(sites, targets, used, owners)
+    marks, more = splits(sites, targets, used, owners, alone=schema.epsilon is not None)
     train = [{n: s.columns[n][m == 0] for n in used} for s, m in zip(sites, marks, strict=True)]
     plans, statistics = agree(train, roles, schema)
     told = {
@@ -153,9 +154,13 @@ def agree(
     roles: Mapping[str, found_roles.ColumnRole],
     schema: TableSchema,
 ) -> tuple[TablePreparation, list[dict[str, Statistics]]]:
-    """Plans that fit all sites, not yet fitted, and each site's statistics of its training rows."""
+    """Plans that fit all sites, not yet fitted, and each site's statistics of its training rows.
+
+    Under an epsilon these are what the site releases, and nothing else is known of its rows.
+    """
     bare = TablePreparation(tuple(bare_plan(n, roles[n].role, schema) for n in train[0]))
-    statistics = [bare.count(columns) for columns in train]
+    count = bare.count if schema.epsilon is None else partial(release, bare, schema=schema)
+    statistics = [count(columns) for columns in train]
     found = {p.name: [own[p.name] for own in statistics if p.name in own] for p in bare.plans}
     plans = tuple(agreed_plan(p, found[p.name], schema) for p in bare.plans)
     return TablePreparation(plans), statistics

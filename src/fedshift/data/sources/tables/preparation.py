@@ -105,11 +105,20 @@ class NumberPlan:
 
     def fit(self, found: NumberStatistics, schema: TableSchema) -> NumberPlan:
         """With fill, mean and scale of the statistics."""
+        if schema.epsilon is not None:
+            return self._fit_noisy(found, schema)
         fill = found.centre("mean" if schema.impute == "mean" else "median")
         if schema.scale == "none" or schema.plain:
             return replace(self, fill=fill)
         mean, scale = found.moments(fill)
         return replace(self, fill=fill, mean=mean, scale=scale)
+
+    def _fit_noisy(self, found: NumberStatistics, schema: TableSchema) -> NumberPlan:
+        """Missing cells hold the mean, so the mean of the filled column is the same."""
+        mean, scale = found.within(schema.bounds_of(self.name))
+        if schema.scale == "none":
+            return replace(self, fill=mean)
+        return replace(self, fill=mean, mean=mean, scale=scale)
 
     def apply(self, column: Array) -> Array:
         """(N, 1), or (N, 2) with the indicator."""
@@ -150,16 +159,28 @@ class CategoryPlan:
         cells = as_texts(column)
         width = self.size or len(self.categories)
         out = np.zeros((len(cells), width + self.indicator))
-        known = {_normal(c): i for i, c in enumerate(self.categories)}
-        known |= {c: i for i, c in enumerate(self.categories)}
-        place = {None: -1} | {c: self._place(c, known) for c in set(cells) if c is not None}
-        at = np.array([place[c] for c in cells], dtype=np.int64)
+        known = self._known()
+        at = self._places(cells, known)
         lacks = np.array([c is None for c in cells], dtype=bool)
         at[lacks] = self._place(self.fill, known) if self.fill else -1
         out[np.flatnonzero(at >= 0), at[at >= 0]] = 1
         if self.indicator:
             out[:, -1] = lacks
         return out
+
+    def tally(self, cells: Array) -> dict[str, int]:
+        """How many cells are each of the categories; cells that are none count nowhere."""
+        at = self._places(cells, self._known())
+        counts = np.bincount(at[at >= 0], minlength=len(self.categories))
+        return dict(zip(self.categories, counts.tolist(), strict=True))
+
+    def _known(self) -> dict[str, int]:
+        known = {_normal(c): i for i, c in enumerate(self.categories)}
+        return known | {c: i for i, c in enumerate(self.categories)}
+
+    def _places(self, cells: Array, known: Mapping[str, int]) -> Array:
+        place = {None: -1} | {c: self._place(c, known) for c in set(cells) if c is not None}
+        return np.array([place[c] for c in cells], dtype=np.int64)
 
     def _place(self, cell: str, known: Mapping[str, int]) -> int:
         if not self.size:

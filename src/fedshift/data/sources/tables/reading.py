@@ -130,6 +130,24 @@ def texts_of(distinct: Sequence[str], at: Array, absent: frozenset[str]) -> Arra
     return np.array([*known, None], dtype=object)[at]  # None: an array of objects in any case
 
 
+def one_by_one(
+    name: str, found: tuple[Sequence[str], Array], schema: TableSchema, decimal: str
+) -> Array:
+    """A column of which each cell is read by itself: a number if it has bounds, else a text.
+
+    ``found`` are the different cells, and which of them each cell is. A cell that is no number
+    counts as missing.
+    """
+    distinct, at = found
+    numbers = [numbers_of([cell], schema.absent, decimal) for cell in distinct]
+    values = np.array([np.nan if n is None else n[0] for n in numbers] + [np.nan])
+    gone = np.isnan(_without(values, schema)) & ~np.isnan(values)  # such as -9.0 where -9 is told
+    if name in schema.bounds and name not in schema.date:
+        return np.where(gone, np.nan, values)[at]
+    cells = ["" if lost else cell for cell, lost in zip(distinct, gone[:-1], strict=True)]
+    return texts_of(cells, at, schema.absent)
+
+
 def parse_texts(cells: Sequence[str], absent: frozenset[str]) -> Array:
     """Cells as texts, None where one is missing."""
     return texts_of(*PlainCells(cells).distinct(), absent)
@@ -177,7 +195,7 @@ class _Blocks:
     """Columns that grow block by block; a column that fails as numbers late is read again."""
 
     decimal: str
-    absent: frozenset[str]
+    schema: TableSchema
     texts: set[str]  # columns that are texts
     parts: dict[str, list[Array]] = field(default_factory=dict)
     lines: list[Array] = field(default_factory=list)
@@ -188,42 +206,47 @@ class _Blocks:
         self.lines.append(block.lines)
         for name, cells in zip(header, block.columns, strict=True):
             parts = self.parts.setdefault(name, [])
+            if self.schema.by_cell(name):
+                parts.append(one_by_one(name, cells.distinct(), self.schema, self.decimal))
+                continue
             if name not in self.texts:
-                numbers = cells.numbers(self.absent)
+                numbers = cells.numbers(self.schema.absent)
                 if numbers is None:
-                    numbers = parse_numbers(cells.texts(), self.absent, self.decimal)
+                    numbers = parse_numbers(cells.texts(), self.schema.absent, self.decimal)
                 if numbers is not None:
                     parts.append(numbers)
                     continue
                 self.texts.add(name)
                 if any(not np.isnan(part).all() for part in parts):
                     self.late.add(name)
-            parts.append(texts_of(*cells.distinct(), self.absent))
+            parts.append(texts_of(*cells.distinct(), self.schema.absent))
 
-    def table(self, path: Path, schema: TableSchema) -> Table:
+    def table(self, path: Path) -> Table:
         """Whole columns."""
         out = {}
         for name, parts in self.parts.items():
             mixed = name in self.texts and any(part.dtype != object for part in parts)
             whole = np.concatenate([as_texts(p) for p in parts] if mixed else parts)
-            out[name] = _without(whole, schema)
+            out[name] = _without(whole, self.schema)
         lines = np.concatenate(self.lines) if self.lines else np.empty(0, np.int64)
         return Table(path, out, lines)
 
 
 def _read_csv(path: Path, schema: TableSchema, texts: frozenset[str]) -> Table:
     try:
-        encoding = schema.encoding or encoding_of(path)
+        noisy = schema.epsilon is not None  # then no row may change how others are read
+        encoding = schema.encoding or ("utf-8-sig" if noisy else encoding_of(path))
         with path.open(newline="", encoding=encoding) as file:
-            delimiter = schema.delimiter or delimiter_of(file.read(2**16))
+            sample = file.readline() if noisy else file.read(2**16)
+            delimiter = schema.delimiter or delimiter_of(sample)
         told = schema.decimal or ("." if delimiter == "," else ",")
-        blocks = _filled(path, (encoding, delimiter), _Blocks(told, schema.absent, set(texts)))
+        blocks = _filled(path, (encoding, delimiter), _Blocks(told, schema, set(texts)))
         if blocks.late:  # numbers in the first blocks, texts later: their spelling matters
-            again = _Blocks(told, schema.absent, blocks.texts)
+            again = _Blocks(told, schema, blocks.texts)
             blocks = _filled(path, (encoding, delimiter), again)
     except (OSError, UnicodeError, LookupError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}); save it as UTF-8 csv") from None
-    return blocks.table(path, schema)
+    return blocks.table(path)
 
 
 def _filled(path: Path, how: tuple[str, str], blocks: _Blocks) -> _Blocks:
@@ -268,7 +291,7 @@ def _read_parquet(path: Path, schema: TableSchema) -> Table:
             numbers = column.to_numpy().astype(np.float64)
             columns[name] = _without(np.where(np.isfinite(numbers), numbers, np.nan), schema)
         else:
-            columns[name] = from_values(column.to_pylist(), schema)
+            columns[name] = _of_values(name, column.to_pylist(), schema)
     check_header(path, names)
     return Table(path, columns, np.arange(table.num_rows))
 
@@ -300,10 +323,17 @@ def _read_excel(path: Path, schema: TableSchema) -> Table:
         header.pop()  # Excel keeps empty columns at the end
     check_header(path, header)
     columns = {
-        name: from_values([row[i] if i < len(row) else None for _, row in rows[1:]], schema)
+        name: _of_values(name, [row[i] if i < len(row) else None for _, row in rows[1:]], schema)
         for i, name in enumerate(header)
     }
     return Table(path, columns, np.array([n for n, _ in rows[1:]], dtype=np.int64))
+
+
+def _of_values(name: str, values: Sequence[Any], schema: TableSchema) -> Array:
+    if not schema.by_cell(name):
+        return from_values(values, schema)
+    found = PlainCells(["" if v is None else _text(v) for v in values]).distinct()
+    return one_by_one(name, found, schema, schema.decimal or ".")
 
 
 def from_values(values: Sequence[Any], schema: TableSchema) -> Array:

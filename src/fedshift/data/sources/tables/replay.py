@@ -49,7 +49,7 @@ def replay(record: Mapping[str, Any], path: Path, site: str) -> Read:
     schema = TableSchema.model_validate(record["schema"])
     own = read_own(path, site, schema)
     y = own_targets(record, own, schema)
-    split = own_split(record, own, y)
+    split = own_split(record, own, y, schema)
     preparation = _preparation(record, own, split, schema)
     x = torch.from_numpy(preparation.apply(own.columns))
     marks = torch.from_numpy(split)
@@ -108,11 +108,11 @@ def own_targets(record: Mapping[str, Any], own: SiteTable, schema: TableSchema) 
     return found.y[own.name]
 
 
-def own_split(record: Mapping[str, Any], own: SiteTable, y: Array) -> Array:
+def own_split(record: Mapping[str, Any], own: SiteTable, y: Array, schema: TableSchema) -> Array:
     """Split codes (N,) of a site's rows, drawn as in a simulation where the table marks none."""
     used = [plan.name for plan in agreed_of(record).plans if plan.name in own.columns]
     owners = [name for name in record.get("owners", ()) if name in own.columns]
     labels = np.array(record["classes"])[y] if record["objective"] == "classification" else y
     targets = Targets(str(record["objective"]), (), {own.name: labels})
-    (split,), _ = splits([own], targets, used, owners)
+    (split,), _ = splits([own], targets, used, owners, alone=schema.epsilon is not None)
     return split

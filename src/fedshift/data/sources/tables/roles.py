@@ -48,6 +48,9 @@ class ColumnSummary:
     single: str | None = None  # the only value, if there is one
 
 
+UNTOLD = ColumnSummary(0, 0, 0, number=False)  # of a site that tells nothing of its rows
+
+
 @dataclass(frozen=True)
 class ColumnRole:
     """The role of a column, and why."""
@@ -97,6 +100,8 @@ def find_roles(
 ) -> dict[str, ColumnRole]:
     """The role of each column in ``names``: what the schema says, else what the summaries tell."""
     told = _told(schema, names)
+    if schema.epsilon is not None:
+        _require_told(told, schema, names)
     out = {}
     for name in names:
         found = [site[name] for site in sites]
@@ -119,6 +124,7 @@ def _told(schema: TableSchema, names: Sequence[str]) -> dict[str, Role]:
     """Roles that the user named; a column that does not exist is an error."""
     told: dict[str, Role] = {}
     given: tuple[tuple[Role, Sequence[str]], ...] = (
+        ("numeric", tuple(schema.bounds)), ("categorical", tuple(schema.categories)),
         ("numeric", schema.numeric), ("categorical", schema.categorical), ("date", schema.date),
         ("text", schema.text),
     )  # fmt: skip
@@ -128,6 +134,21 @@ def _told(schema: TableSchema, names: Sequence[str]) -> dict[str, Role]:
                 raise UnknownNameError.of("column", name, names)
             told[name] = role
     return told
+
+
+def _require_told(told: Mapping[str, Role], schema: TableSchema, names: Sequence[str]) -> None:
+    """Raise unless the schema says of each column what a site may not tell under epsilon."""
+    for name in names:
+        if name not in told:
+            raise DataError(
+                f"column {name!r} has no role, and under epsilon none is found from the rows; give "
+                "its bounds or its categories, make it categorical (hashed) or text, or leave it "
+                "out",
+                f"bounds={name}=LOW:HIGH", f"categories={name}=A:B", f"categorical={name}",
+                f"drop={name}",
+            )  # fmt: skip
+        if told[name] in ("numeric", "date"):
+            schema.bounds_of(name)
 
 
 def role_of(name: str, sites: Sequence[ColumnSummary]) -> tuple[Role, str]:

@@ -66,6 +66,22 @@ class NumberStatistics:
         spread = (self.squares + self.missing * fill**2) / self.rows - mean**2
         return mean, math.sqrt(spread) if spread > 1e-12 * max(mean**2, 1e-12) else 1.0
 
+    def within(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        """Mean, and deviation once missing cells hold it, of sums that noise may have spoilt.
+
+        Both are held to what values between ``bounds`` can have; where noise has left nothing,
+        they are those of values spread evenly over the bounds.
+        """
+        middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2
+        present = self.rows - self.missing
+        if present <= 0:
+            return middle, half / math.sqrt(3)
+        mean = self.total / present
+        spread = self.squares / present - mean**2
+        filled = min(present / max(self.rows, 1), 1.0)
+        variance = min(spread, half**2) if spread > 1e-12 * max(mean**2, 1e-12) else half**2 / 3
+        return min(max(mean, bounds[0]), bounds[1]), math.sqrt(variance * filled)
+
 
 @dataclass(frozen=True)
 class CategoryStatistics:

@@ -50,8 +50,9 @@ def demonstrate(
         wanted.setdefault(q.scenario, {}).update(dict.fromkeys((q.control, *q.others, q.method)))
     jobs = []
     for name, methods in wanted.items():
-        changes = {} if rounds is None else {"rounds": rounds}
-        jobs += plan(list(methods), [find_scenario(name, **changes)], seeds, out)
+        scenario = find_scenario(name)
+        scenario = scenario.change(rounds=rounds or scenario.rounds)
+        jobs += plan(list(methods), [scenario], seeds, out)
     found = {job.config.name: outcome for job, outcome in played(jobs, watch, workers)}
     ordered = [found[job.config.name] for job in jobs]
     results = [r for r in ordered if isinstance(r, RunResult)]
@@ -88,7 +89,7 @@ def _by_seed(results: Sequence[RunResult], method: str, protocol: str) -> dict[i
     """Draws of the bootstrap over test samples, by seed; a number alone where none are kept."""
     out = {}
     for result in results:
-        outcome = result.outcome(protocol) if result.label == method else None  # type: ignore[arg-type]
+        outcome = result.outcome(protocol) if result.label == method else None
         if outcome is not None:
             draws = result.draws(protocol, outcome.round)
             out[result.config.seed] = np.full(2, outcome.metrics.avg) if draws is None else draws

@@ -38,8 +38,9 @@ def console(comparison: Comparison, against: str | None = None) -> RenderableTyp
     ``against`` names a method; a second table has every other method's difference to it.
     """
     found = summaries(comparison, against)
-    remarks = comparison.remarks
-    return Group(*(part for one in found for part in _screen(one, remarks.get(one.scenario, ""))))
+    remarks = [comparison.remarks.get(one.scenario.partition("[")[0], "") for one in found]
+    pairs = zip(found, remarks, strict=True)
+    return Group(*(part for summary, remark in pairs for part in _screen(summary, remark)))
 
 
 def _screen(summary: Summary, remark: str) -> Iterable[RenderableType]:

@@ -92,5 +92,5 @@ def _by_seed(results: Sequence[RunResult], method: str, protocol: str) -> dict[i
         outcome = result.outcome(protocol) if result.label == method else None
         if outcome is not None:
             draws = result.draws(protocol, outcome.round)
-            out[result.config.seed] = np.full(2, outcome.metrics.avg) if draws is None else draws
+            out[result.config.seed] = np.full(1, outcome.metrics.avg) if draws is None else draws
     return out

@@ -318,3 +318,18 @@ def test_lists_that_are_too_deep_are_one_line_wherever_json_is_read(tmp_path):
         read_record(tmp_path / "preparation.json")
     (tmp_path / "claims.jsonl").write_text(f"{DEEP}\n")
     assert Results.open(tmp_path / "claims.jsonl").rows == {}
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 2**32 - 1, 3), (4, 0, 8, 3), (4, 8, 8, 0), (4, 0)])
+def test_images_without_pixels_are_refused_before_anything_resizes_them(tmp_path, shape):
+    """Pillow crashed the process on sides of 2^31."""
+    np.savez(tmp_path / "a.npz", x=np.empty(shape, np.uint8), y=np.arange(4) % 2)
+    source = npz_source(tmp_path / "a.npz", "a")
+    with pytest.raises(DataError, match=r"a\.npz: x "):
+        source.read(source.classes, 16)
+
+
+def test_ids_that_are_texts_and_not_bytes_are_one_line(store):
+    np.save(store / "ids.npy", np.array(["a"]))
+    with pytest.raises(DataError, match=r"ids\.npy is damaged"):
+        read_ids(store)

@@ -201,5 +201,5 @@ def read_ids(folder: Path) -> list[str]:
         return [str(i) for i in range(len(_stored(folder / "y.npy", "r")))]
     try:
         return [str(one) for one in np.char.decode(_stored(path, "r"), "utf-8")]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:  # the last: texts, not bytes
         raise DataError(f"{path} is damaged ({error}); prepare the data again") from None

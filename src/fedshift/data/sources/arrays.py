@@ -145,6 +145,8 @@ def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
         raise DataError(
             f"{path}: x has {len(x)} rows, y {len(y)} and split {len(split)}; they must agree"
         )
+    if 0 in x.shape[1:]:
+        raise DataError(f"{path}: x has shape {x.shape}, rows without a number; expected some")
     named = (y >= 0) & (y < len(classes))
     finite = np.isfinite(x).all(axis=1) if x.ndim == 2 else np.ones(len(x), dtype=bool)
     span = f"{len(classes)} classes are 0 to {len(classes) - 1}"

@@ -29,23 +29,30 @@ def digits() -> Scenario:
     )
 
 
-def _question(name: str, **changes: Any) -> Scenario:
+def _question(name: str, asks: str | None, **changes: Any) -> Scenario:
     """The same looks with all 150 images of each to train on, as the demo and the papers ask."""
-    base = {"rounds": 20, "evaluate_every": 4, "private_at_new_site": "mean"}
-    return digits().change(**{"name": f"digits/{name}", "unseen": None} | base | changes)
+    base = {"rounds": 20, "evaluate_every": 4, "private_at_new_site": "mean", "unseen": None}
+    told = {"name": f"digits/{name}", "summary": (asks or "").splitlines()[0]}
+    return digits().change(**base | changes | told)
 
 
 @register_scenario("digits/personal")
 def digits_personal() -> Scenario:
     """Which model is best for each site? Four sites, one look each."""
-    return _question("personal", partition=PerDomain(), protocols=("personal",), bn="recompute")
+    return _question(
+        "personal",
+        digits_personal.__doc__,
+        partition=PerDomain(),
+        protocols=("personal",),
+        bn="recompute",
+    )
 
 
 @register_scenario("digits/global")
 def digits_global() -> Scenario:
     """Which one model is best for all, and for the worst look? Eight sites, two per look."""
     partition = PerDomain(clients_per_domain=2)
-    return _question("global", partition=partition, protocols=("global",))
+    return _question("global", digits_global.__doc__, partition=partition, protocols=("global",))
 
 
 @register_scenario("digits/unseen")
@@ -56,6 +63,7 @@ def digits_unseen() -> Scenario:
     """
     return _question(
         "unseen",
+        digits_unseen.__doc__,
         unseen="outline",
         partition=PerDomain(),
         protocols=("unseen", "unseen-adapted"),
@@ -68,6 +76,7 @@ def digits_target() -> Scenario:
     """Which model is best on a look of which the server has images but no labels?"""
     return _question(
         "target",
+        digits_target.__doc__,
         domains=("scan", "outline", "print", "meter"),
         unseen="photo",
         partition=PerDomain(),
@@ -81,6 +90,7 @@ def digits_label_skew() -> Scenario:
     """Which one model is best if most sites have one or two classes only? Four sites, all looks."""
     return _question(
         "label-skew",
+        digits_label_skew.__doc__,
         partition=SequentialDirichlet(clients=4),
         protocols=("global",),
         backbone_options={"norm": "group"},

@@ -235,6 +235,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
+def _same_rounds(methods, scenario):
+    return dict.fromkeys(methods, scenario.rounds)
+
+
 def _fingerprint(scenario: Scenario) -> str:
     """Of the data, or nothing for data that people have to download first."""
     try:
@@ -272,6 +276,7 @@ class Typed:
         monkeypatch.setattr("fedshift.experiment.run.execute", self._execute)
         monkeypatch.setattr("fedshift.experiment.compare._attempt", self._attempt)
         monkeypatch.setattr("fedshift.experiment.compare.cores", lambda: 1)
+        monkeypatch.setattr("fedshift.experiment.compare.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.reference_rows", lambda *_: [])
         monkeypatch.setattr("fedshift.experiment.estimate.estimate", self._estimate)
         monkeypatch.setattr("fedshift.experiment.compare.estimate", self._estimate)
@@ -321,7 +326,7 @@ class Typed:
         if words[0] in ("run", "compare") and not told and not words[1].endswith(".toml"):
             words = [*words, "--method", "fedavg"]
         if words[0] == "demo":
-            words = [*words, "--rounds", "1"]
+            words = [*words, "--rounds", "1", "--workers", "1"]
         with pytest.raises(SystemExit) as stop:
             main(words)
         return f"exit code {stop.value.code}" if stop.value.code else ""

@@ -15,11 +15,10 @@ from fedshift.testing import (
     finite_and_moving,
     in_process_equals_bytes,
     in_process_equals_pool,
-    resumes_exactly,
 )
 
 STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + groupdro"]
-SHORT = (finite_and_moving, in_process_equals_bytes, resumes_exactly)
+SHORT = (finite_and_moving, in_process_equals_bytes)
 
 
 def cases():

@@ -125,7 +125,7 @@ def test_the_trained_moment_is_the_clients_net_before_aggregation():
         assert found[update.client] == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "pool", "wire"])
+@pytest.mark.parametrize("transport", ["wire", pytest.param("pool", marks=pytest.mark.exhaustive)])
 def test_both_moments_are_the_same_in_every_transport_and_their_models_are_kept(
     transport, tmp_path
 ):

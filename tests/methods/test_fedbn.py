@@ -125,7 +125,9 @@ def test_an_unseen_site_is_scored_with_what_the_scenario_grants(protocol):
     assert protocol in allowed_data
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "pool"])
+@pytest.mark.parametrize(
+    "transport", ["inprocess", pytest.param("pool", marks=pytest.mark.exhaustive)]
+)
 def test_recomputed_statistics_reach_those_that_are_private(transport, tmp_path):
     """At every site: mean and unbiased variance of the aggregated conv on its own inputs."""
     result = fedshift.run(

@@ -239,6 +239,7 @@ def test_the_batch_that_is_sent_once_keeps_the_contract():
     in_process_equals_bytes("feddebias[refresh=once]")
 
 
+@pytest.mark.exhaustive
 def test_a_mixture_keeps_the_contract(monkeypatch):
     """The contract's own scenario grants no public set."""
     scenario: Scenario = tiny_scenario(**PUBLIC)

@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 FURTHER = ("fedavg", "scaffold", "fedbn", "f2dc", "fedka", "csac", "feddebias")
-METHODS = ["fdse"]  # starting Ray takes most of the time
-METHODS += [pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER]
+# All with make test-all: starting Ray takes a minute, and the apps are tested in memory.
+METHODS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("fdse", *FURTHER)]
 flower = pytest.importorskip("fedshift.transports.flower.grid")  # before Ray: it sets its address
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ def result(label, protocol, draws, *, seed=0, kept=True):
         config=SimpleNamespace(seed=seed, scenario=SimpleNamespace(name="s")),
         outcome=lambda wanted: outcome if wanted == protocol else None,
         draws=lambda wanted, round_: np.asarray(draws) if kept else None,
+        error=lambda found: 2.0,
     )
 
 
@@ -44,10 +46,22 @@ def test_a_difference_is_told_with_its_interval(shift, said):
 
 
 def test_seeds_are_paired_and_a_missing_run_is_no_sentence():
-    ours = [result("ours", "global", np.full(9, v), seed=i) for i, v in enumerate((70.0, 80.0))]
-    theirs = [result("theirs", "personal", np.full(9, 60.0), seed=1, kept=False)]
+    flat = np.full(1000, 1.0)
+    ours = [result("ours", "global", v * flat, seed=i) for i, v in enumerate((70.0, 80.0))]
     assert remark(ASKED, ours) == ""
-    assert "+20.0" in remark(ASKED, [*ours, *theirs])  # draws of one side only
+    assert "+20.0" in remark(ASKED, [*ours, result("theirs", "personal", 60 * flat, seed=1)])
+
+
+def test_a_run_without_kept_predictions_counts_with_its_standard_error():
+    """80 exactly against 60 with an error of 2: the interval is 20 -+ 1.96 times 2."""
+    flat = np.full(1000, 1.0)
+    ours, theirs = (
+        result("ours", "global", 80 * flat),
+        result("theirs", "personal", 60 * flat, kept=False),
+    )
+    told = remark(ASKED, [ours, theirs])
+    low, high = (float(word) for word in re.findall(r"[+-][0-9.]+[0-9]", told)[1:])
+    assert (low, high) == pytest.approx((20 - 3.92, 20 + 3.92), abs=0.6)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.method}-{q.control}")

@@ -16,6 +16,7 @@ import numpy as np
 from fedshift.experiment.compare import plan, played
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.scenario import find_scenario
+from fedshift.report import bootstrap
 from fedshift.report.results import Comparison, Failure, RunResult
 
 
@@ -86,11 +87,18 @@ def remark(question: Question, results: Sequence[RunResult]) -> str:
 
 
 def _by_seed(results: Sequence[RunResult], method: str, protocol: str) -> dict[int, np.ndarray]:
-    """Draws of the bootstrap over test samples, by seed; a number alone where none are kept."""
+    """Draws of the number over test samples, by seed.
+
+    They are those of the bootstrap, which pair two methods by sample, or from a normal distribution
+    with the number's standard error where no predictions were kept.
+    """
     out = {}
     for result in results:
         outcome = result.outcome(protocol) if result.label == method else None
         if outcome is not None:
             draws = result.draws(protocol, outcome.round)
-            out[result.config.seed] = np.full(1, outcome.metrics.avg) if draws is None else draws
+            if draws is None:
+                rng = np.random.default_rng(result.config.seed)
+                draws = rng.normal(outcome.metrics.avg, result.error(outcome), bootstrap.DRAWS)
+            out[result.config.seed] = draws
     return out

@@ -61,9 +61,8 @@ FEW_STEPS: dict[str, Any] = {
     "evaluate_every": 4,
 }
 BENCH_MNIST: dict[str, Any] = {"rounds": 30, "steps": 40, "batch_size": 32, "evaluate_every": 2}
-BENCH_IMAGES: dict[str, Any] = {
+BENCH_IMAGES: dict[str, Any] = SMALL_IMAGES | {
     "data_options": {"size": 48},
-    "backbone_options": {"width": 0.25, "stem": "small", "bottleneck": 64},
     "rounds": 40,
     "steps": 40,
     "batch_size": 32,

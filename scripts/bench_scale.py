@@ -28,7 +28,7 @@ RATES: dict[str, tuple[float, ...]] = {
     "fedka/digit-five/mnist-m": (0.0001, 0.0003, 0.001),
     "feddebias/rotated-mnist": (0.03, 0.1, 0.3),
     "csac/rotated-mnist/deg75": (0.01, 0.03, 0.1),
-    "fdse/office-caltech10": (0.03, 0.1, 0.3),
+    "fdse/office-caltech10": (0.05, 0.1, 0.2),
     "f2dc/digits": (0.003, 0.01, 0.03),
     "fdse/pacs": (0.02, 0.05, 0.1),
     "f2dc/office-caltech": (0.003, 0.01, 0.03),

@@ -34,6 +34,7 @@ class Entry(Generic[T]):
     name: str
     build: Callable[..., T]
     paper: str
+    group: str = ""  # the heading under which listings show it
 
     @property
     def summary(self) -> str:
@@ -62,7 +63,9 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._found: tuple[str, int] | None = None  # the environment of the last search
 
-    def register(self, name: str, *, paper: str = "") -> Callable[[Builder], Builder]:
+    def register(
+        self, name: str, *, paper: str = "", group: str = ""
+    ) -> Callable[[Builder], Builder]:
         """Decorator: make a builder available as ``name`` in expressions and to the contract suite.
 
         A module may register a name again (a reloaded notebook cell); a second module may not.
@@ -75,7 +78,7 @@ class Registry(Generic[T]):
                     f"{self.kind} {name!r} is registered by {old.build.__module__} and by "
                     f"{build.__module__}; rename one"
                 )
-            self._entries[name] = Entry(name, build, paper)
+            self._entries[name] = Entry(name, build, paper, group)
             return build
 
         return keep

@@ -225,19 +225,19 @@ class TopK(Codec):
         return {"train": specs}
 
 
-@register("half")
+@register("half", group="compression")
 def half() -> Method:
     """FedAvg whose sites send steps as float16: half of the upload."""
     return Method((Half(),))
 
 
-@register("quantise", paper="Alistarh et al., NeurIPS 2017 (QSGD)")
+@register("quantise", paper="Alistarh et al., NeurIPS 2017 (QSGD)", group="compression")
 def quantise() -> Method:
     """FedAvg whose sites send steps in 8 bits (or 4, 16), rounded at random: unbiased."""
     return Method((Quantise(),))
 
 
-@register("top-k", paper="Stich et al., NeurIPS 2018")
+@register("top-k", paper="Stich et al., NeurIPS 2018", group="compression")
 def top_k() -> Method:
     """FedAvg whose sites send the largest steps only and keep the rest for later rounds."""
     return Method((TopK(),))

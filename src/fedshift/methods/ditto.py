@@ -75,7 +75,7 @@ class PersonalModel(Part):
         return call(net, branch, x).logits if branch else None
 
 
-@register("ditto", paper="Li et al., ICML 2021")
+@register("ditto", paper="Li et al., ICML 2021", group="personal")
 def ditto() -> Method:
     """FedAvg plus a personal model per client, pulled towards the shared one."""
     return Method((PersonalModel(),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedshift import Method, register
 
 
-@register("fedavg", paper="McMahan et al., AISTATS 2017")
+@register("fedavg", paper="McMahan et al., AISTATS 2017", group="reference")
 def fedavg() -> Method:
     """Weighted mean of the locally trained models; a method without parts."""
     return Method()

@@ -32,7 +32,7 @@ class PrivateBatchNorm(Part):
         estimate_statistics(net, unlabelled.chunks(64))
 
 
-@register("fedbn", paper="Li et al., ICLR 2021")
+@register("fedbn", paper="Li et al., ICLR 2021", group="personal")
 def fedbn() -> Method:
     """Everything but BatchNorm is averaged; each client keeps its own normalisation."""
     return Method((PrivateBatchNorm(),))

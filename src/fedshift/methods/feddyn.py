@@ -81,7 +81,7 @@ class Dual(ServerOptimiser):
         return tree.add(combined, drift)
 
 
-@register("feddyn", paper="Acar et al., ICLR 2021")
+@register("feddyn", paper="Acar et al., ICLR 2021", group="optimisation")
 def feddyn() -> Method:
     """Local duals and a server dual, so that local and global optima agree."""
     return Method((DynamicDual(),), Mean(Uniform(), Dual()))

@@ -109,7 +109,7 @@ class DistanceWeights(Weighting):
         return new[:, 0] / new[:, 0].sum()
 
 
-@register("fedheal", paper="Chen et al., CVPR 2024")
+@register("fedheal", paper="Chen et al., CVPR 2024", group="aggregation")
 def fedheal() -> Method:
     """Mean of sign-consistent updates, with weights that follow the lengths of the updates."""
     return Method(aggregate=ConsistentMean(DistanceWeights()))

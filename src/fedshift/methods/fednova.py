@@ -39,7 +39,7 @@ class NormalisedMean(Aggregator):
         return weighted_mean([*models, old], torch.cat([share, (1 - share.sum())[None]]))
 
 
-@register("fednova", paper="Wang et al., NeurIPS 2020")
+@register("fednova", paper="Wang et al., NeurIPS 2020", group="optimisation")
 def fednova() -> Method:
     """Mean of updates normalised by the local steps that made them."""
     return Method(aggregate=NormalisedMean())

@@ -85,25 +85,25 @@ class Yogi(Adaptive):
         return v - (1 - self.b2) * square * (v - square).sign()
 
 
-@register("fedavgm", paper="Hsu et al., 2019")
+@register("fedavgm", paper="Hsu et al., 2019", group="optimisation")
 def fedavgm() -> Method:
     """FedAvg with momentum at the server."""
     return Method(aggregate=Mean(optimiser=Momentum()))
 
 
-@register("fedadagrad", paper="Reddi et al., ICLR 2021")
+@register("fedadagrad", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedadagrad() -> Method:
     """FedAvg with Adagrad at the server."""
     return Method(aggregate=Mean(optimiser=Adagrad()))
 
 
-@register("fedadam", paper="Reddi et al., ICLR 2021")
+@register("fedadam", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedadam() -> Method:
     """FedAvg with Adam at the server."""
     return Method(aggregate=Mean(optimiser=Adam()))
 
 
-@register("fedyogi", paper="Reddi et al., ICLR 2021")
+@register("fedyogi", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedyogi() -> Method:
     """FedAvg with Yogi at the server."""
     return Method(aggregate=Mean(optimiser=Yogi()))

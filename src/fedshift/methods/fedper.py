@@ -15,7 +15,7 @@ class PrivateHead(Part):
         return dict.fromkeys(head_keys(net), Scope.PRIVATE)
 
 
-@register("fedper", paper="Arivazhagan et al., 2019")
+@register("fedper", paper="Arivazhagan et al., 2019", group="personal")
 def fedper() -> Method:
     """Shared body, private head, trained together."""
     return Method((PrivateHead(),))

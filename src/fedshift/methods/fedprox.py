@@ -25,7 +25,7 @@ class Proximal(Part):
         return 0.5 * self.mu * torch.stack(gaps).sum() if gaps else None
 
 
-@register("fedprox", paper="Li et al., MLSys 2020")
+@register("fedprox", paper="Li et al., MLSys 2020", group="optimisation")
 def fedprox() -> Method:
     """FedAvg with a quadratic pull towards the received model."""
     return Method((Proximal(),))

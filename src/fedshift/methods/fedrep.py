@@ -35,7 +35,7 @@ class HeadThenBody(Part):
         )
 
 
-@register("fedrep", paper="Collins et al., ICML 2021")
+@register("fedrep", paper="Collins et al., ICML 2021", group="personal")
 def fedrep() -> Method:
     """Private head and shared body, trained one after the other."""
     return Method((PrivateHead(), HeadThenBody()))

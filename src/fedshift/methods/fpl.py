@@ -193,7 +193,7 @@ class ClusterPrototypes(Part):
         return server.state[self.name]
 
 
-@register("fpl", paper="Huang et al., CVPR 2023")
+@register("fpl", paper="Huang et al., CVPR 2023", group="prototypes")
 def fpl() -> Method:
     """FedAvg with features pulled towards the cluster prototypes of their class."""
     return Method((ClusterPrototypes(),))

@@ -69,7 +69,7 @@ class ExponentialWeights(Weighting):
         return w / w.sum()
 
 
-@register("groupdro", paper="Sagawa et al., ICLR 2020; as in FedDebias")
+@register("groupdro", paper="Sagawa et al., ICLR 2020; as in FedDebias", group="aggregation")
 def groupdro() -> Method:
     """FedAvg with exponential weights on the clients' losses."""
     return Method((LossProbe(),), Mean(ExponentialWeights()))

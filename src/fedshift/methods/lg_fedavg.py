@@ -15,7 +15,7 @@ class PrivateBody(Part):
         return dict.fromkeys(net.state_dict().keys() - head_keys(net), Scope.PRIVATE)
 
 
-@register("lg-fedavg", paper="Liang et al., 2020")
+@register("lg-fedavg", paper="Liang et al., 2020", group="personal")
 def lg_fedavg() -> Method:
     """Private body, shared head: only the head is sent."""
     return Method((PrivateBody(),))

@@ -15,7 +15,7 @@ class PrivateEverything(Part):
         return dict.fromkeys(net.state_dict(), Scope.PRIVATE)
 
 
-@register("local")
+@register("local", group="reference")
 def local() -> Method:
     """No exchange of weights: the baseline that federated training has to beat."""
     return Method((PrivateEverything(),))

@@ -27,7 +27,7 @@ class Mixup(Part):
         )
 
 
-@register("mixup", paper="Zhang et al., ICLR 2018")
+@register("mixup", paper="Zhang et al., ICLR 2018", group="augmentation")
 def mixup() -> Method:
     """FedAvg on mixed pairs of each client's own samples."""
     return Method((Mixup(),))

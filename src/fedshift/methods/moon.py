@@ -61,7 +61,7 @@ class Projector(Part):
         net.insert(self.name, TwoLayers(width), after=list(net.stages)[-1])
 
 
-@register("moon", paper="Li et al., CVPR 2021")
+@register("moon", paper="Li et al., CVPR 2021", group="optimisation")
 def moon(projector: bool = False) -> Method:
     """FedAvg with a contrast between local, received and previous features."""
     return Method((*([Projector()] if projector else []), ModelContrast()))

@@ -233,37 +233,37 @@ def weiszfeld(gram: Tensor, weights: Tensor, nu: float) -> Tensor:
     return b
 
 
-@register("median", paper="Yin et al., ICML 2018")
+@register("median", paper="Yin et al., ICML 2018", group="aggregation")
 def coordinate_median() -> Method:
     """The median of each coordinate, against fewer than half hostile sites."""
     return Method(aggregate=Median())
 
 
-@register("trimmed-mean", paper="Yin et al., ICML 2018")
+@register("trimmed-mean", paper="Yin et al., ICML 2018", group="aggregation")
 def trimmed_mean() -> Method:
     """The mean of each coordinate without its extremes."""
     return Method(aggregate=TrimmedMean())
 
 
-@register("krum", paper="Blanchard et al., NeurIPS 2017")
+@register("krum", paper="Blanchard et al., NeurIPS 2017", group="aggregation")
 def krum() -> Method:
     """The one update that has the nearest neighbours."""
     return Method(aggregate=Krum())
 
 
-@register("multi-krum", paper="Blanchard et al., NeurIPS 2017")
+@register("multi-krum", paper="Blanchard et al., NeurIPS 2017", group="aggregation")
 def multi_krum() -> Method:
     """The mean of the updates that have near neighbours."""
     return Method(aggregate=MultiKrum())
 
 
-@register("norm-clip", paper="Sun et al., 2019")
+@register("norm-clip", paper="Sun et al., 2019", group="aggregation")
 def norm_clip() -> Method:
     """The mean of updates of bounded length."""
     return Method(aggregate=NormClip())
 
 
-@register("geometric-median", paper="Pillutla et al., IEEE TSP 2022")
+@register("geometric-median", paper="Pillutla et al., IEEE TSP 2022", group="aggregation")
 def geometric_median() -> Method:
     """The point with the smallest sum of distances to the updates."""
     return Method(aggregate=GeometricMedian())

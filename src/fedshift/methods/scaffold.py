@@ -75,7 +75,7 @@ class ControlVariates(Part):
         server.state[self.name] = c
 
 
-@register("scaffold", paper="Karimireddy et al., ICML 2020")
+@register("scaffold", paper="Karimireddy et al., ICML 2020", group="optimisation")
 def scaffold() -> Method:
     """Gradients corrected by the difference of global and local control variates."""
     return Method((ControlVariates(),), Mean(Uniform(), Add()))

@@ -60,7 +60,7 @@ FEW_STEPS: dict[str, Any] = {
     "batch_size": 16,
     "evaluate_every": 4,
 }
-BENCH_MNIST: dict[str, Any] = {"rounds": 30, "steps": 40, "batch_size": 32, "evaluate_every": 2}
+BENCH_MNIST: dict[str, Any] = {"rounds": 20, "steps": 30, "batch_size": 32, "evaluate_every": 1}
 BENCH_IMAGES: dict[str, Any] = SMALL_IMAGES | {
     "data_options": {"size": 48},
     "rounds": 40,

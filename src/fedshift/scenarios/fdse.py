@@ -44,7 +44,7 @@ BENCH: dict[str, Any] = {
 
 for _name, _data, _domains, _lr, _epochs, _bench in (
     ("pacs", "pacs", PACS, 0.05, 5, {"rounds": 40, "steps": 10, "lr_decay": 0.9753}),
-    ("office-caltech10", "office-caltech10", OFFICE, 0.1, 1, {"rounds": 60, "lr_decay": 0.9834}),
+    ("office-caltech10", "office-caltech10", OFFICE, 0.1, 1, {"rounds": 40, "lr_decay": 0.9753}),
     ("domainnet", "domainnet-10", DOMAINNET, 0.05, 5, None),
 ):
     of_paper(

@@ -171,7 +171,7 @@ class CrossLayerCalibration(Part):
         return {}
 
 
-@register("csac", paper="Yuan et al., TKDE 2023")
+@register("csac", paper="Yuan et al., TKDE 2023", group="alignment")
 def csac() -> Method:
     """Divergence-weighted fusion, and cross-layer alignment with a frozen local model."""
     return Method((SemanticAcquisition(), CrossLayerCalibration()), DivergenceFusion())

@@ -187,7 +187,7 @@ class DomainAware(Weighting):
         return domain_aware_weights(share, d, self.alpha, self.beta)
 
 
-@register("f2dc", paper="Wang et al., 2026")
+@register("f2dc", paper="Wang et al., 2026", group="alignment")
 def f2dc() -> Method:
     """Separate robust from domain-related features, correct the latter; domain-aware mean."""
     return Method((DecoupleAndCorrect(),), Mean(DomainAware()))

@@ -268,7 +268,7 @@ def erase(net: Net, batch: Batch) -> Output:
     return out
 
 
-@register("fdse", paper="Wang et al., CVPR 2025")
+@register("fdse", paper="Wang et al., CVPR 2025", group="personal")
 def fdse() -> Method:
     """Consensus of extractors, similarity-mixed erasers, consistent feature statistics."""
     parts = (DecomposeLayers(), StatisticsConsistency(), SimilarityMixing())

@@ -205,7 +205,7 @@ def overlaps(y_p: Tensor, y: Tensor) -> Tensor:
     return y_p.gather(1, y[:, None])[:, 0] if y.dim() == 1 else (y_p * y).sum(1)
 
 
-@register("feddebias", paper="Guo et al., ICML 2023")
+@register("feddebias", paper="Guo et al., ICML 2023", group="label skew")
 def feddebias() -> Method:
     """Pseudo-data that balance the classifier, and a max-min contrast of local features."""
     return Method((PseudoData(), BalancedOutput(), ContrastiveProjector()))

@@ -182,7 +182,7 @@ class EmbeddingMatching(Aligned, Part):
         return call_frozen(client.net, client.received, self.target_inputs(client, n)).features
 
 
-@register("fedka", paper="Sun et al., ACML 2022")
+@register("fedka", paper="Sun et al., ACML 2022", group="alignment")
 def fedka(target_at: str = "server", target_samples: int = 512, gamma: float = 5.0) -> Method:
     """Alignment with an unlabelled target, adversarial and by MK-MMD, and voting on its labels."""
     aligned = (target_at, target_samples, gamma)

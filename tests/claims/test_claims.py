@@ -89,14 +89,17 @@ def test_a_claim_of_ones_own_is_run_once_and_judged(tmp_path: Path, capsys):
     called("claims", "run", *options, "--workers", "1", "--quiet")
     first = capsys.readouterr().out
     assert "4 runs to make for 1 claims" in first
-    rows = [json.loads(line) for line in stored.read_text().splitlines()]
+    lines = [json.loads(line) for line in stored.read_text().splitlines()]
+    rows = [line for line in lines if "run" in line]
+    assert [line["claim"] for line in lines if "run" not in line] == ["mine/bn"]
+    assert [r["seed"] for r in rows] == [0, 0, 1, 1]  # pairs are complete as early as can be
     assert sorted((r["method"], r["seed"]) for r in rows) == [
         (m, s) for m in ("fedavg", "fedbn") for s in (0, 1)
     ]
     stored.write_text(stored.read_text() + '{"run": "cut sh')  # killed while it wrote
     called("claims", "run", *options, "--workers", "1", "--hours", "1", "--quiet")
     assert "0 runs to make" in capsys.readouterr().out
-    called("claims", "table", *options)
+    called("claims", "table", *options[:4])
     said = capsys.readouterr().out
     by = {(r["method"], r["seed"]): r["scores"]["personal"]["last"]["avg"] for r in rows}
     mean = statistics.fmean(by["fedbn", s] - by["fedavg", s] for s in (0, 1))
@@ -105,6 +108,9 @@ def test_a_claim_of_ones_own_is_run_once_and_judged(tmp_path: Path, capsys):
     assert r"FedBN \|" in said
     called("claims", "list", "--file", str(file))
     assert "fedbn against fedavg" in capsys.readouterr().out
+    file.write_text(MINE.replace('rule = "last"', 'rule = "validation"'))  # not what was planned
+    called("claims", "table", *options[:4])
+    assert "not run" in capsys.readouterr().out
 
 
 def test_a_file_that_holds_no_claims_is_one_line(tmp_path: Path, capsys):

@@ -2,10 +2,14 @@
 
 ``fedshift claims run`` calls :func:`run_claims`. Claims share runs: one FedAvg serves all that are
 compared with it. What is in the results file is not run again, and what is in ``out`` is resumed.
+The results file also says which runs belong to a claim, so that ``fedshift claims table`` needs
+neither the data nor the rounds that have to be played to match two budgets.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ from fedshift.base.errors import DataError
 from fedshift.base.process import cores
 from fedshift.claims.claim import Claim
 from fedshift.claims.store import Results, row_of
+from fedshift.core.config import named_options
 from fedshift.core.scenario import Scenario
 from fedshift.experiment.budget import matched_rounds
 from fedshift.experiment.compare import Job, plan, played
@@ -49,9 +54,31 @@ def scenario_of(claim: Claim, side: Side = "method") -> Scenario:
     return scenario_from(claim.scenario, claim.scale, None, changes)
 
 
+def digest_of(claim: Claim) -> str:
+    """Changes with the entry and with its scenario: runs that were planned before count no more."""
+    scenarios = [named_options(scenario_of(claim, side)) for side in get_args(Side)]
+    text = json.dumps([claim.model_dump(mode="json", exclude={"published", "says"}), scenarios])
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def kept_sides(claims: Sequence[Claim], results: Results) -> dict[str, Sides]:
+    """The runs of each claim as the results file has them; none of a claim that has changed."""
+    out = {}
+    for claim in claims:
+        plan = results.plans.get(claim.name)
+        if plan is not None and plan["digest"] == digest_of(claim):
+            named = ({int(s): run for s, run in plan[side].items()} for side in get_args(Side))
+            out[claim.name] = Sides(*named)
+    return out
+
+
 def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Missing:
-    """What is left to run for these claims."""
-    jobs: dict[str, Job] = {}
+    """What is left to run for these claims, in the order in which to run it.
+
+    Main claims come first, and of those every claim's first seed before any claim's second: however
+    long there is time, pairs of method and control are complete.
+    """
+    jobs: dict[tuple[bool, int, str], Job] = {}
     sides: dict[str, Sides] = {}
     missing: dict[str, str] = {}
     for claim in claims:
@@ -62,10 +89,13 @@ def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Missing
             continue
         named = [{job.config.seed: job.config.name for job in side} for side in found]
         sides[claim.name] = Sides(*named)
+        plan = {str(side): names for side, names in zip(get_args(Side), named, strict=True)}
+        results.keep_plan(claim.name, digest_of(claim), plan)
         for job in (job for side in found for job in side):
             if job.config.name not in results.rows:
-                jobs.setdefault(job.config.name, job)
-    return Missing(list(jobs.values()), sides, missing)
+                jobs.setdefault((not claim.main, job.config.seed, job.config.name), job)
+    ordered = sorted(jobs, key=lambda key: key[:2])
+    return Missing(list({key[2]: jobs[key] for key in ordered}.values()), sides, missing)
 
 
 def _side(claim: Claim, side: Side, out: Path) -> list[Job]:

@@ -1,8 +1,9 @@
 """Finished runs of claims in one small file, so that a computation can go on elsewhere and later.
 
 A line of JSON per run: what it was (its name contains a hash of method, scenario, seed and data),
-its numbers under every rule, and its curve. ``claims.run`` appends to it and skips what is there;
-``claims.table`` reads it. Lines are only ever added; a line that was cut short is ignored.
+its numbers under every rule, and its curve; and a line per claim with the names of its runs.
+``claims.run`` appends to it and skips what is there; ``claims.table`` reads it. Lines are only ever
+added, later ones of a claim count; a line that was cut short is ignored.
 """
 
 from __future__ import annotations
@@ -54,15 +55,17 @@ def short(metrics: Row) -> Row:
 
 @dataclass
 class Results:
-    """The runs in a file, by name."""
+    """The runs in a file, by name, and by claim which runs are its method's and its control's."""
 
     path: Path
     rows: dict[str, Row] = field(default_factory=dict)
+    plans: dict[str, Row] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Results:
         """The file's content; nothing if there is no such file yet."""
         rows: dict[str, Row] = {}
+        plans: dict[str, Row] = {}
         try:
             lines = path.read_text().splitlines() if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
@@ -70,17 +73,33 @@ class Results:
         for line in lines:
             try:
                 row = json.loads(line)
-                rows[row["run"]] = row
+                if "claim" in row:
+                    plans[row["claim"]] = row
+                else:
+                    rows[row["run"]] = row
             except (ValueError, KeyError, TypeError, RecursionError):  # cut short by a crash
                 continue
-        return cls(path, rows)
+        return cls(path, rows, plans)
 
     def add(self, row: Row) -> None:
         """Append a finished run."""
+        self._append(row)
+        self.rows[row["run"]] = row
+
+    def keep_plan(self, claim: str, digest: str, sides: dict[str, dict[int, str]]) -> None:
+        """Append which runs belong to a claim, unless the file says so already."""
+        named = {
+            side: {str(seed): run for seed, run in runs.items()} for side, runs in sides.items()
+        }
+        plan = {"claim": claim, "digest": digest, **named}
+        if self.plans.get(claim) != plan:
+            self._append(plan)
+            self.plans[claim] = plan
+
+    def _append(self, row: Row) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        self.rows[row["run"]] = row
 
 
 def value(row: Row, claim: Claim, protocol: str) -> float:

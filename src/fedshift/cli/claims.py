@@ -65,7 +65,7 @@ def run_claims(
             if isinstance(one, Failure):
                 failed = True
                 typer.echo(f"{one.config.label} did not finish: {one.reason}", err=True)
-    table(names, file, scale, results, out)
+    table(names, file, scale, results)
     if failed:
         raise typer.Exit(1)
 
@@ -76,16 +76,15 @@ def table(
     file: File = None,
     scale: opt.Scale = None,
     results: Stored = STORED,
-    out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs/claims"),
 ) -> None:
-    """Print the table of claims with their verdicts, as Markdown."""
-    from fedshift.claims.run import plan_claims
+    """Print the table of claims with their verdicts, as Markdown; needs the results file only."""
+    from fedshift.claims.run import kept_sides
     from fedshift.claims.store import Results
     from fedshift.claims.table import judge, markdown
 
     claims = _claims(names, file, scale)
     kept = Results.open(results)
-    typer.echo(markdown(judge(claims, plan_claims(claims, kept, out).sides, kept.rows)), nl=False)
+    typer.echo(markdown(judge(claims, kept_sides(claims, kept), kept.rows)), nl=False)
 
 
 def _claims(names: list[str] | None, file: Path | None, scale: str | None) -> list[Any]:

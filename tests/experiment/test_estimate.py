@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,13 +56,25 @@ def test_long_rounds_are_timed_by_two_short_ones(monkeypatch):
     times = {4: 1.0, 12: 3.0}  # seconds of a short round by its local steps
 
     def warm_up(config, method, steps=None):
-        return None, {"seconds": times[steps], "seconds_scoring": 0.5}
+        return None, times[steps], 0.5
 
     monkeypatch.setattr(estimating, "_warm_up", warm_up)
     monkeypatch.setattr(estimating, "local_steps", lambda *_: (4000.0, 40.0))
     config, method = configure_run("fedavg", tiny_scenario())
     _, training, scoring = estimating._timed(config, method)
     assert (training, scoring) == (1.0 + 0.25 * 36, 0.5)
+
+
+def test_a_first_round_that_is_longer_counts_once(monkeypatch):
+    """9 s, then 1 s each: five rounds are 13 s, not 45."""
+    rows = iter([{"seconds": 9.0}, {"seconds": 1.0, "seconds_scoring": 0.5}])
+    played = SimpleNamespace(
+        advance=lambda: next(rows), transport=SimpleNamespace(close=lambda: None)
+    )
+    monkeypatch.setattr(estimating, "prepare", lambda *_: played)
+    config, method = configure_run("csac", tiny_scenario(rounds=5))
+    _, training, scoring = estimating._warm_up(config, method)
+    assert (5 * training, scoring) == (pytest.approx(13.0), 0.5)
 
 
 def test_a_dry_run_writes_nothing_and_counts_what_is_done(tmp_path, capsys, monkeypatch):

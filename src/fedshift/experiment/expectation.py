@@ -106,7 +106,7 @@ def _disk(server: Server, record: Record, rounds: int) -> float:
         tree.nbytes(entries)
         for client in clients
         for store in (record.store, server.personal)
-        for entries in store.load(client, before=2).values()
+        for entries in store.load(client, before=server.round + 1).values()
     )
     parts = sum(tree.nbytes(entries) for entries in server.state.values())
     lines = 250 * len(record.ledger) * rounds / server.round

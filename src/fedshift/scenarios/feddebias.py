@@ -41,6 +41,8 @@ BENCH: dict[str, Any] = {
     "steps": 20,
     "evaluate_every": 5,
 }
+# Rotated MNIST has LeNet: the paper's net, even at a quarter of its width, is at 20 % after 30
+# rounds, which take as long as 80 of LeNet.
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 
 
@@ -51,7 +53,8 @@ for _name, _own, _small, _bench in (
         | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
         | {"partition": SequentialDirichlet(clients=10, within="aligned")},
         {"lr": 0.1, "rounds": 30, "steps": 20, "batch_size": 32, "evaluate_every": 10},
-        {"lr": 0.1, "batch_size": 32, "rounds": 30, "evaluate_every": 3},
+        {"lr": 0.1, "batch_size": 32, "rounds": 80, "evaluate_every": 5}
+        | {"backbone": "lenet", "backbone_options": {}},
     ),
     (
         "cifar10",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,7 +144,10 @@ def test_a_declaration_of_another_kind_is_an_error_with_the_parts_name():
         start(Method((Odd(),)))
 
 
-SENDING = {"scaffold", "fpl", "groupdro", "feddebias", "quantise", "top-k", "secure-aggregation"}
+DECLARED = Path(__file__).parents[1] / "methods" / "declared"
+SENDING = {
+    name for path in DECLARED.glob("*.toml") for name in tomllib.loads(path.read_text())["sending"]
+}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.entries()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from fedshift.base.errors import ConfigError
@@ -10,55 +13,30 @@ from fedshift.core.registry import METHODS, build
 
 DECLARED = {item.name: item for name in METHODS.entries() for item in build(name).declared}
 
-WEIGHTS = """
-add.lr adagrad.lr adam.lr yogi.lr momentum.lr adagrad.tau adam.tau yogi.tau
-proximal.mu model-contrast.mu personal-model.lam dynamic-dual.alpha dynamic-dual.clip
-balanced-output.lam contrastive-projector.mu contrastive-projector.tau1 contrastive-projector.tau2
-cluster-prototypes.lam_contrast cluster-prototypes.lam_consistency
-cross-layer-calibration.lam decouple-and-correct.lam1 decouple-and-correct.lam2
-domain-aware.alpha domain-aware.beta exponential-weights.eta semantic-acquisition.acquisition
-embedding-matching.gamma federated-voting.gamma global-disentangler.gamma
-statistics-consistency.lam statistics-consistency.adapt_lr norm-clip.norm
-central-dp.noise local-dp.noise
-"""
-DIVISORS = """
-model-contrast.tau cluster-prototypes.tau decouple-and-correct.sigma decouple-and-correct.tau
-similarity-mixing.tau mixup.alpha geometric-median.nu
-central-dp.clip local-dp.clip central-dp.delta local-dp.delta
-"""
-SHARES = """
-adagrad.b1 adagrad.b2 adam.b1 adam.b2 yogi.b1 yogi.b2 momentum.beta distance-weights.beta
-semantic-acquisition.smoothing statistics-consistency.gamma top-k.fraction
-"""
-MINORITIES = "krum.attackers multi-krum.attackers trimmed-mean.trim"
-COUNTS = """
-decouple-and-correct.width embedding-matching.kernels
-embedding-matching.matched head-then-body.head_epochs pseudo-data.per_client
-pseudo-data.per_sample secure-aggregation.bits
-"""
-OR_NONE = """
-cross-layer-calibration.channels federated-voting.voting_batch pseudo-data.local_samples
-pseudo-data.size statistics-consistency.adapt_epochs
-"""
-OTHERS = {  # smallest and largest that are taken; None: no limit
-    "consistent-mean.tau": (-1.0, 1.0),  # a cosine
-    "decompose-layers.G": (2, None),  # of one channel none is left to erase with
-    "embedding-matching.factor": (1.0, None),
-    "embedding-matching.target_samples": (2, None),  # a kernel matrix needs two
-    "global-disentangler.target_samples": (2, None),
-    "federated-voting.voting_samples": (2, None),
-    "secure-aggregation.threshold": (0.5, 1.0),  # half: no two sums of disjoint sites
-    "central-dp.delta": (1e-300, 0.5),
-    "local-dp.delta": (1e-300, 0.5),
-    "statistics-consistency.beta": (None, None),  # the weight may fall with depth
+FILES = [tomllib.loads(path.read_text()) for path in sorted(Path(__file__).parent.glob("declared/*.toml"))]
+RANGES = {
+    "weights": (0.0, None),
+    "shares_of_one": (0.0, 1.0),
+    "minorities": (0.0, 0.5),
+    "counts": (1, None),
+    "counts_or_none": (0, None),
 }
-LIMITS = {
-    **dict.fromkeys(WEIGHTS.split(), (0.0, None)),
-    **dict.fromkeys(SHARES.split(), (0.0, 1.0)),
-    **dict.fromkeys(MINORITIES.split(), (0.0, 0.5)),
-    **dict.fromkeys(COUNTS.split(), (1, None)),
-    **dict.fromkeys(OR_NONE.split(), (0, None)),
-    **OTHERS,
+
+
+def listed(key):
+    """All names that the files have under ``key``."""
+    return [name for file in FILES for name in file.get(key, [])]
+
+
+def tables(key):
+    """All entries of the tables called ``key``."""
+    return {name: value for file in FILES for name, value in file.get(key, {}).items()}
+
+
+DIVISORS = listed("divisors")
+LIMITS = {name: limits for key, limits in RANGES.items() for name in listed(key)}
+LIMITS |= {
+    name: tuple(None if end == "" else end for end in ends) for name, ends in tables("limits").items()
 }
 
 
@@ -78,7 +56,7 @@ def test_every_number_is_in_one_of_the_lists():
         for one in settings_of(item)
         if is_number(getattr(item, one.name)) and not one.metadata["choices"]
     }
-    assert found == {*LIMITS, *DIVISORS.split()}
+    assert found == {*LIMITS, *DIVISORS}
 
 
 @pytest.mark.parametrize("setting", LIMITS)
@@ -95,7 +73,7 @@ def test_a_number_outside_its_limits_is_refused_and_the_limit_is_not(setting):
             changed(setting, high + step)
 
 
-@pytest.mark.parametrize("setting", DIVISORS.split())
+@pytest.mark.parametrize("setting", DIVISORS)
 def test_what_is_divided_by_is_above_zero(setting):
     with pytest.raises(ConfigError):
         changed(setting, 0.0)
@@ -104,26 +82,13 @@ def test_what_is_divided_by_is_above_zero(setting):
 
 def test_parts_that_read_single_updates_say_so():
     """A sum would not do for them: secure aggregation and central noise have to refuse them."""
-    rules = {"median", "trimmed-mean", "krum", "multi-krum", "norm-clip", "geometric-median"}
-    fdse, fedheal = (
-        {"layer-consensus", "similarity-mixing"},
-        {"consistent-mean", "distance-weights"},
-    )
-    others = {"cluster-prototypes", "divergence-fusion", "federated-voting", "central-dp"}
     found = {name for name, item in DECLARED.items() if item.needs_individual_updates}
-    assert found == rules | fdse | fedheal | others
+    assert found == {*listed("individual")}
 
 
 def test_parts_that_send_something_of_the_data_say_what():
     """``fedshift ledger`` prints it, and privacy parts refuse them for it."""
-    told = {
-        "pseudo-data": "means of 10 training inputs",
-        "cluster-prototypes": "class means of features",
-        "loss-probe": "training loss",
-        "control-variates": "mean of gradients",
-        "embedding-matching": "features of target inputs",
-        "global-disentangler": "features of target inputs",
-    }
+    told = tables("shares")
     assert {name for name, item in DECLARED.items() if item.shares} == told.keys()
     for name, words in told.items():
         assert words in DECLARED[name].shares

@@ -130,7 +130,7 @@ def complete(board: Board, protocol: str, store: Results) -> dict[str, list[Row]
     scenario = scenario_from(board.scenario, board.scale, None, {}).name
     by_method: dict[str, dict[int, Row]] = {}
     for row in store.rows.values():
-        if row.get("scores", {}).get(protocol) and row["scenario"].split(" ")[0] == scenario:
+        if row.get("scores", {}).get(protocol) and row["scenario"] == scenario:
             by_method.setdefault(row["method"], {})[row["seed"]] = row
     if not by_method:
         return {}
@@ -164,7 +164,8 @@ def section(board: Board, protocol: str, store: Results) -> str:
     told = (
         f"{len(rows)} methods, {seeds} seed{'s' if seeds > 1 else ''}, {found.blocks} blocks "
         f"(domains x seeds). Friedman p = {found.p:.2g}; mean ranks that differ by less than "
-        f"{found.critical:.1f} are not told apart: `{best}` has the best mean rank, and {len(level)} other methods are level with it."
+        f"{found.critical:.1f} are not told apart: `{best}` has the best mean rank, and "
+        f"{len(level)} other methods are level with it."
     )
     lines = [f"### {board.scenario}, {protocol}", "", told, ""]
     lines += [f"![mean ranks](assets/ranking-{board.name}-{protocol}.png)", ""]
@@ -198,7 +199,7 @@ def cells(own: list[Row], base: list[Row] | None, protocol: str) -> str:
 
 
 def draw(found: Ranking, path: Path) -> None:
-    """Mean ranks with bars of half the critical difference: methods whose bars overlap are level."""
+    """Mean ranks with bars of half the critical difference; overlapping ones are level."""
     from fedshift.report.figures import COLOURS, Drawing, save, style  # noqa: PLC0415  an extra
 
     with style():

@@ -108,7 +108,7 @@ def fedexp() -> Method:
     far to go. The server lengthens it by a factor that it computes from the updates' norms.
 
     Use it: when many clients with different data make averaged updates short; nothing to tune.
-    Not for: secure aggregation, which hides the norm of a single update.
+    Not for: secure aggregation, under which the server cannot see the norm of a single update.
     Equations: server step size: `extrapolation`; Algorithm 1, server: `Extrapolation.combine`;
     the scored model: `LastTwo`.
     """

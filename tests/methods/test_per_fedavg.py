@@ -56,13 +56,14 @@ def test_the_two_gradients_are_of_the_two_halves_of_the_batch(open_client):
     np.testing.assert_array_equal(net.weight.detach().numpy(), w)
 
 
-def test_the_halves_share_no_sample_unless_there_is_only_one():
+def test_the_halves_share_no_sample_unless_one_would_have_a_single_sample():
     first, second = halves(Batch(torch.arange(5.0)[:, None], torch.arange(5), index=3))
     assert torch.cat([first.y, second.y]).tolist() == [0, 1, 2, 3, 4]
     assert len(first.y) == 2
     assert first.index == second.index == 3
-    alone = Batch(torch.ones(1, 1), torch.ones(1))
-    assert halves(alone) == (alone, alone)
+    three = Batch(torch.ones(3, 1), torch.ones(3))
+    assert all(half is three for half in halves(three))
+    assert len(halves(Batch(torch.ones(4, 1), torch.ones(4)))[0].y) == 2
 
 
 @pytest.mark.parametrize("protocols", [("personal",), ("personal", "personal-trained")])

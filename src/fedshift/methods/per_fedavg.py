@@ -25,9 +25,12 @@ from fedshift.methods.shared.perturbation import moving, replace_by_gradient_at
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """D and D', the two halves of a batch; a single sample is in both."""
+    """D and D', the two halves of a batch; one of less than four samples is both.
+
+    BatchNorm needs two samples in each.
+    """
     middle = len(batch.x) // 2
-    if not middle:
+    if middle < 2:
         return batch, batch
     first = batch.replace(x=batch.x[:middle], y=batch.y[:middle])
     return first, batch.replace(x=batch.x[middle:], y=batch.y[middle:])
@@ -91,7 +94,7 @@ def per_fedavg() -> Method:
 
     Use it: sites adapt the model with a few labelled samples, also sites that join late.
     Not for: one model that is used without adaptation.
-    Equations: Algorithm 1, lines 7, 8, first-order: `MetaStep.edit_gradients`; adapted model:
+    Equations: Algorithm 1, local step, first-order: `MetaStep.edit_gradients`; adapted model:
     `one_step`.
     """
     return Method((MetaStep(),))

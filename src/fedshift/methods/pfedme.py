@@ -122,7 +122,7 @@ def pfedme() -> Method:
 
     Use it: each site wants a model of its own and can pay several steps on each batch.
     Not for: one model for all, or a learning rate above 2 / lam.
-    Equations: Algorithm 1, line 7: `MoreauEnvelope.loss`; line 8: `MoreauEnvelope.envelope`;
-    line 11, beta: the server's rate.
+    Equations: Algorithm 1, inner problem: `MoreauEnvelope.loss`; step of w:
+    `MoreauEnvelope.envelope`; both on each batch: `MoreauEnvelope.phases`.
     """
     return Method((MoreauEnvelope(),), Mean(Uniform(), Add()))

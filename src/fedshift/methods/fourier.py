@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedshift import Batch, Client, ConfigError, Method, ModelSpec, Part, register, setting
+from fedshift import Batch, Client, Method, ModelSpec, Part, register, setting
 from fedshift.methods.shared.amplitude import (
-    clip_to_pixels,
     half_width,
     low_frequencies,
     mix_low_frequencies,
     spectrum,
 )
+from fedshift.methods.shared.pixels import clip_to_pixels, require_images
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,6 @@ class AmplitudeMixing(Part):
         if not self.both:
             return batch.replace(x=mixed)
         return batch.replace(x=torch.cat([batch.x, mixed]), y=torch.cat([batch.y, batch.y]))
-
-
-def require_images(part: str, model: ModelSpec) -> None:
-    """Raise if the inputs are not images (C, H, W)."""
-    if len(model.net.shape) != 3:
-        raise ConfigError(
-            f"{part} changes images (C, H, W), and inputs here have shape {model.net.shape}; "
-            "leave it out"
-        )
 
 
 @register("fourier", paper="Xu et al., CVPR 2021", group="augmentation")

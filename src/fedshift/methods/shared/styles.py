@@ -47,8 +47,9 @@ class BatchNeck(Neck):
     sharpness-aware steps need it, sees the same one. In eval mode maps pass as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 0) -> None:
         super().__init__()
+        self.channels = channels
         self.rest()
 
     def prepare(self, draw: Callable[[int], Change | None]) -> None:
@@ -70,10 +71,13 @@ class BatchNeck(Neck):
         return (maps if change is None else change(maps)), {}
 
 
-def insert_necks(net: Net, part: str, stages: Iterable[str]) -> None:
-    """One :class:`BatchNeck` of the part after each of these stages."""
+def insert_necks(
+    net: Net, part: str, stages: Iterable[str], kind: type[BatchNeck] = BatchNeck
+) -> None:
+    """One neck of the part after each of these stages, in place."""
+    shapes = net.shapes()
     for stage in stages:
-        net.insert(f"{part}-{stage}", BatchNeck(), after=stage)
+        net.insert(f"{part}-{stage}", kind(shapes[stage][0]), after=stage)
 
 
 def necks_of(net: Net, part: str) -> dict[str, BatchNeck]:

@@ -41,6 +41,14 @@ def test_amplitudes_are_mixed_over_the_whole_spectrum_and_phases_kept(visit):
     np.testing.assert_allclose(found / 4 + 0.5, mixed, atol=1e-5)
 
 
+def test_the_whole_spectrum_is_that_of_the_longer_side(visit):
+    client, batch = visit
+    x = torch.randn(5, 3, 6, 12, generator=torch.Generator().manual_seed(0)) * 0.05
+    found = AmplitudeMixing(both=False).batch(client, batch.replace(x=x)).x.double().numpy()
+    before, after = (np.abs(np.fft.fft2(p / 4 + 0.5)) for p in (x.double().numpy(), found))
+    assert (np.abs(after - before).max((0, 1)) > 1e-4).all()
+
+
 def test_a_small_window_leaves_the_other_frequencies(visit):
     client, batch = visit
     part = AmplitudeMixing(window=0.125, both=False)  # one of eight pixels: 3x3

@@ -24,6 +24,7 @@ from fedshift import (
     register,
     setting,
 )
+from fedshift.methods.shared.pool import kept_by_client, of_others
 from fedshift.methods.shared.targets import soft_targets
 
 
@@ -71,19 +72,11 @@ class MeanPool(Part):
 
     def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
         """Keep every client's means."""
-        told = {u.client: u.payload for u in enrolments}
-        server.state[self.name] = {
-            f"{key}/{client}": told[client][f"{self.name}/{key}"]
-            for key in ("x", "y")
-            for client in sorted(told)
-        }
+        server.state[self.name] = kept_by_client(self.name, enrolments)
 
     def send(self, server: Server, client: str) -> Tree:
         """The means of the other clients; a client that is alone gets its own."""
-        kept = server.state[self.name]
-        held = sorted({k.partition("/")[2] for k in kept})
-        others = [c for c in held if c != client] or held
-        return {key: torch.cat([kept[f"{key}/{c}"] for c in others]) for key in ("x", "y")}
+        return of_others(server.state[self.name], ("x", "y"), client)
 
 
 NAME = MeanPool().name

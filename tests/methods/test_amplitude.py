@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedshift.data.samples import as_input
 from fedshift.methods.shared.amplitude import (
-    clip_to_pixels,
     half_width,
     image_of,
     low_frequencies,
@@ -15,6 +15,7 @@ from fedshift.methods.shared.amplitude import (
     spectrum,
     with_low_frequencies,
 )
+from fedshift.methods.shared.pixels import clip_to_pixels, from_pixels, to_pixels
 
 SIZES = [(8, 8), (7, 7), (6, 9)]
 
@@ -102,3 +103,12 @@ def test_inputs_are_clipped_to_what_pixels_can_be():
     red, _, blue = clip_to_pixels(torch.full((1, 3, 1, 1), 9.0), "imagenet").flatten().tolist()
     assert red == pytest.approx((1 - 0.485) / 0.229)
     assert blue == pytest.approx((1 - 0.406) / 0.225)
+
+
+@pytest.mark.parametrize("pixels", ["centred", "imagenet"])
+def test_pixels_and_inputs_are_inverse(pixels):
+    stored = torch.arange(0, 240, 5, dtype=torch.uint8).view(1, 4, 4, 3)
+    x = as_input(stored, pixels)
+    expected = stored.permute(0, 3, 1, 2).double().numpy() / 255
+    np.testing.assert_allclose(to_pixels(x, pixels).numpy(), expected, atol=1e-6)
+    torch.testing.assert_close(from_pixels(to_pixels(x, pixels), pixels), x)

@@ -39,13 +39,33 @@ def test_a_constant_channel_takes_the_wanted_mean():
     assert torch.equal(x, torch.full((2, 3, 4, 4), 2.0))
 
 
-def test_the_neck_changes_its_batch_in_training_and_nothing_else(maps):
+def test_the_neck_changes_maps_in_training_only(maps):
     neck = BatchNeck()
     assert neck(maps)[0] is maps
-    neck.prepare(4, lambda x: 2 * x)
+    neck.prepare(lambda _: lambda x: 2 * x)
     assert torch.equal(neck(maps)[0], 2 * maps)
-    assert neck(maps[:3])[0].equal(maps[:3])  # another number of samples: not the batch
     assert neck.eval()(maps)[0] is maps
     neck.train().rest()
     assert neck(maps)[0] is maps
     assert not neck.state_dict()
+
+
+def test_every_forward_of_a_batch_is_changed_by_the_same_draw(maps):
+    neck, generator = BatchNeck(), torch.Generator().manual_seed(0)
+
+    def draw(rows):
+        noise = torch.rand(rows, 1, 1, 1, generator=generator)
+        return lambda x: x * noise
+
+    neck.prepare(draw)
+    first = neck(maps)[0]
+    assert len(neck(maps[:3])[0]) == 3  # other inputs get a draw of their own
+    assert torch.equal(neck(maps)[0], first)
+    neck.prepare(draw)
+    assert not torch.equal(neck(maps)[0], first)
+
+
+def test_a_draw_may_leave_the_batch_alone(maps):
+    neck = BatchNeck()
+    neck.prepare(lambda _: None)
+    assert neck(maps)[0] is maps

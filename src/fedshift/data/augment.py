@@ -75,7 +75,7 @@ def resized_crop(
     centre = (1 - size) * _uniform(x, generator, -1, 1, shape=(2, len(x)))
     zero = torch.zeros_like(size[0])
     rows = ([size[0], zero, centre[0]], [zero, size[1], centre[1]])
-    return _sample(x, torch.stack([torch.stack(row, 1) for row in rows], 1), "border")
+    return resample(x, torch.stack([torch.stack(row, 1) for row in rows], 1), "border")
 
 
 def rotation(
@@ -86,7 +86,7 @@ def rotation(
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     tall = x.shape[2] / x.shape[3]
     rows = ([cos, -sin * tall, zero], [sin / tall, cos, zero])
-    return _sample(x, torch.stack([torch.stack(row, 1) for row in rows], 1), "zeros")
+    return resample(x, torch.stack([torch.stack(row, 1) for row in rows], 1), "zeros")
 
 
 def grey(x: Tensor, generator: Generator, *, p: float = 0.1) -> Tensor:
@@ -115,8 +115,8 @@ def colour_jitter(
     order = torch.randperm(4, generator=generator, device=generator.device).tolist()
     changes: tuple[tuple[float, Callable[[Tensor], Tensor]], ...] = (
         (brightness, lambda z: (z * drawn[0]).clamp(0, 1)),
-        (contrast, lambda z: _blend(z, luminance(z).mean((1, 2, 3), keepdim=True), drawn[1])),
-        (saturation, lambda z: _blend(z, luminance(z), drawn[2])),
+        (contrast, lambda z: blend(z, luminance(z).mean((1, 2, 3), keepdim=True), drawn[1])),
+        (saturation, lambda z: blend(z, luminance(z), drawn[2])),
         (hue, lambda z: turn_hue(z, shift)),
     )
     for strength, change in (changes[i] for i in order):
@@ -192,13 +192,14 @@ def _uniform(
     return (low + (high - low) * drawn).to(x.device, x.dtype)
 
 
-def _sample(x: Tensor, theta: Tensor, outside: str) -> Tensor:
+def resample(x: Tensor, theta: Tensor, outside: str) -> Tensor:
     """Resample each image by its affine map ``theta`` (B, 2, 3) from output to input positions."""
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)  # (B, H, W, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
 
-def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+def blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """``other`` + ``factor`` (x - other), clipped to [0, 1]; ``factor`` is (B, 1, 1, 1)."""
     return torch.lerp(other.expand_as(x), x, factor.expand_as(x)).clamp_(0, 1)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshift.data.samples import SCALES, Pixels
-
 
 def spectrum(x: Tensor) -> tuple[Tensor, Tensor]:
     """Amplitude and phase (B, C, H, W // 2 + 1) of images (B, C, H, W)."""
@@ -71,9 +69,3 @@ def mix_low_frequencies(x: Tensor, window: Tensor, share: Tensor, half: int) -> 
     own = low_frequencies(amplitude, half)  # (B, C, h, w)
     mixed = torch.lerp(own, window, share.view(-1, 1, 1, 1).expand_as(own))
     return image_of(with_low_frequencies(amplitude, mixed, half), phase, x.shape[-1])
-
-
-def clip_to_pixels(x: Tensor, pixels: Pixels) -> Tensor:
-    """Inputs (B, C, H, W) clipped to what pixels from 0 to 1 become."""
-    mean, std = (torch.tensor(v, device=x.device).view(1, -1, 1, 1) for v in SCALES[pixels])
-    return torch.minimum(torch.maximum(x, -mean / std), (1 - mean) / std)

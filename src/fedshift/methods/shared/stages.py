@@ -10,7 +10,7 @@ from fedshift import ConfigError, Net
 def chosen_stages(net: Net, words: str, part: str, does: str = "works on") -> list[str]:
     """Stages of ``net`` that the option ``words`` selects, each with maps (C, H, W), in order.
 
-    ``words`` is first, last, all, or names joined by + or a comma.
+    ``words`` is first, last, early (all but the last), all, or names joined by + or a comma.
     """
     shapes = net.shapes()
     with_maps = [stage for stage in net.stages if len(shapes[stage]) == 3]
@@ -22,6 +22,7 @@ def chosen_stages(net: Net, words: str, part: str, does: str = "works on") -> li
             "scenario.backbone=cnn",
         )
     ends = {"first": with_maps[:1], "last": with_maps[-1:], "all": with_maps}
+    ends["early"] = with_maps[:-1] or with_maps
     if words in ends:
         return ends[words]
     wanted = [word.strip() for word in re.split("[,+]", words)]

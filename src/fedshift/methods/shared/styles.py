@@ -7,13 +7,14 @@ StableFDG), for images as well as for maps inside a net. Inside a net it is done
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from fedshift import Neck
+from fedshift import Neck, Net
 
+Change = Callable[[Tensor], Tensor]  # of maps (B, C, H, W)
 EPSILON = 1e-6  # added to a variance before its root
 
 
@@ -38,28 +39,49 @@ def adain(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 class BatchNeck(Neck):
-    """Changes the maps of the present training batch as its part has said for this batch.
+    """Changes maps in training, in the same way in every forward pass of one batch.
 
-    A part calls :meth:`prepare` from its hook ``batch``, with draws of the client's generator, and
-    :meth:`rest` from ``finish``. Every training forward of that batch is then changed in the same
-    way: a second pass, as sharpness-aware steps need, sees the same draws. In eval mode, and for
-    inputs that are not the batch (told by their number), the maps pass unchanged.
+    A part calls :meth:`prepare` from its hook ``batch`` with a function that draws a change for so
+    many rows from the client's generator, and :meth:`rest` from ``finish``. The change is drawn in
+    the first forward of the batch and kept for the others, so that a second pass, as
+    sharpness-aware steps need it, sees the same one. In eval mode maps pass as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 0) -> None:
         super().__init__()
+        self.channels = channels
         self.rest()
 
-    def prepare(self, rows: int, change: Callable[[Tensor], Tensor] | None) -> None:
-        """Change the maps of the next batch, of ``rows`` samples; None leaves them as they are."""
-        self.rows, self.change = rows, change
+    def prepare(self, draw: Callable[[int], Change | None]) -> None:
+        """Draw anew for the next batch: ``draw`` takes a number of rows; None changes nothing."""
+        self.draw: Callable[[int], Change | None] | None = draw
+        self.drawn: dict[int, Change | None] = {}
 
     def rest(self) -> None:
         """Change nothing until the next :meth:`prepare`."""
-        self.prepare(0, None)
+        self.draw, self.drawn = None, {}
 
     def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Maps (B, C, H, W) to maps of the same shape."""
-        if self.change is None or not self.training or len(maps) != self.rows:
+        if self.draw is None or not self.training:
             return maps, {}
-        return self.change(maps), {}
+        if len(maps) not in self.drawn:
+            self.drawn[len(maps)] = self.draw(len(maps))
+        change = self.drawn[len(maps)]
+        return (maps if change is None else change(maps)), {}
+
+
+def insert_necks(
+    net: Net, part: str, stages: Iterable[str], kind: type[BatchNeck] = BatchNeck
+) -> None:
+    """One neck of the part after each of these stages, in place."""
+    shapes = net.shapes()
+    for stage in stages:
+        net.insert(f"{part}-{stage}", kind(shapes[stage][0]), after=stage)
+
+
+def necks_of(net: Net, part: str) -> dict[str, BatchNeck]:
+    """The necks that :func:`insert_necks` has inserted, by stage, in the order of the net."""
+    found = {stage: f"{part}-{stage}" for stage in net.stages}
+    necks = {stage: net.extra[name] for stage, name in found.items() if name in net.extra}
+    return {stage: neck for stage, neck in necks.items() if isinstance(neck, BatchNeck)}

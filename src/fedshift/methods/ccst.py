@@ -1,0 +1,178 @@
+"""CCST: images in the styles of other clients, by AdaIN (Chen et al., WACV 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedshift import (
+    Batch,
+    Client,
+    ConfigError,
+    Method,
+    ModelSpec,
+    Net,
+    Part,
+    PayloadSpec,
+    Server,
+    Size,
+    Tree,
+    Update,
+    Uploads,
+    register,
+    setting,
+)
+from fedshift.methods.shared.pixels import clip_to_pixels, require_images
+from fedshift.methods.shared.pool import kept_by_client, of_others
+from fedshift.methods.shared.stages import chosen_stages
+from fedshift.methods.shared.style_bank import channels_of, client_styles, overall_style
+from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of
+
+
+def restyled(maps: Tensor, own: Tensor, styles: Tensor) -> Tensor:
+    """Maps (B, C, H, W) in ``styles`` (B, 2, C) by AdaIN, unchanged where ``own`` (B,) is true."""
+    mean, std = (s[..., None, None] for s in styles.unbind(1))  # (B, C, 1, 1) each
+    return torch.where(own.view(-1, 1, 1, 1), maps, adain(maps, mean, std))
+
+
+@dataclass(frozen=True)
+class PixelStyles(Part):
+    """Styles of every client, gathered and sent to the others; trains on images in these styles.
+
+    ``overall``: one style per client, mean and deviation of each channel over all its training
+    images; ``single``: those of ``size`` single images. 2 C numbers each, uploaded once; every
+    message carries the styles of the other clients. Each image of a batch is drawn a client, its
+    own included, and given that client's style, its own meaning as it is (Algorithm 1); ``level``
+    copies with a draw each.
+    """
+
+    bank: str = setting(
+        "overall", "one style per client, or of single images", choices=("overall", "single")
+    )
+    size: int = setting(8, "images of a client in a bank of single styles", low=1)
+    level: int = setting(1, "K: copies of an image, each in a style of its own", low=1)
+    shares = "mean and deviation of each channel of its training images, once"
+
+    def stage(self, net: Net) -> str | None:
+        """Where styles are measured and changed: None for the images themselves."""
+        return None
+
+    def check(self, model: ModelSpec) -> None:
+        """Raise if inputs are no images."""
+        require_images(self.name, model)
+
+    def _spec(self, model: ModelSpec) -> dict[str, PayloadSpec]:
+        channels = channels_of(model.net, self.stage(model.net))
+        return {"styles": PayloadSpec((Size("n", self.size), 2, channels))}
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Styles (n, 2, C), once."""
+        return {"enrol": self._spec(model)}
+
+    def measured(self, client: Client) -> Tree:
+        """The client's styles as the bank wants them."""
+        styles = client_styles(client, self.stage(client.net))  # (n, 2, C)
+        if self.bank == "overall":
+            return {"styles": overall_style(styles)[None]}
+        rows = torch.randperm(len(styles), generator=client.generator(self.name))
+        return {"styles": styles[rows[: self.size]]}
+
+    def enrol(self, client: Client) -> Tree:
+        """Styles of the images."""
+        return self.measured(client)
+
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """Keep every client's styles."""
+        server.state[self.name] = kept_by_client(self.name, enrolments)
+
+    def send(self, server: Server, client: str) -> Tree:
+        """The styles of the other clients."""
+        return of_others(server.state[self.name], ("styles",), client)
+
+    def batch(self, client: Client, batch: Batch) -> Batch:
+        """Algorithm 1, on the fly: every image anew in each batch."""
+        x, y = (torch.cat([t] * self.level) for t in (batch.x, batch.y))
+        x = self.draw(client, len(x))(x)
+        return batch.replace(x=clip_to_pixels(x, client.scenario.pixels), y=y)
+
+    def draw(self, client: Client, rows: int) -> Change:
+        """A client for each row, the own one included, and a style of that client."""
+        told, generator = client.payload(self), client.generator(self.name)
+        styles, owner = told["styles"], told["owner"]  # (R, 2, C), (R,)
+        clients = int(owner.max()) + 1
+        drawn = torch.randint(clients + 1, (rows,), generator=generator)  # the last is the own
+        own = drawn == clients
+        held = (owner == drawn[:, None]).float()  # (B, R) rows of the drawn client
+        held[own] = 1.0
+        chosen = torch.multinomial(held, 1, generator=generator).flatten()
+        return partial(restyled, own=own, styles=styles[chosen])
+
+
+class FeatureStyles(PixelStyles):
+    """As pixel-styles, on the maps of the first stage, in the net and without a decoder.
+
+    Styles are those of the received model, uploaded each round and used in the next, so that round
+    1 trains plainly.
+    """
+
+    shares = "mean and deviation of each channel of its first feature maps, per round"
+
+    def stage(self, net: Net) -> str:
+        """The first stage with maps."""
+        return chosen_stages(net, "first", self.name)[0]
+
+    def build(self, net: Net) -> None:
+        """A neck after the first stage."""
+        insert_necks(net, self.name, [self.stage(net)])
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """Styles (n, 2, C), per round."""
+        return {"train": self._spec(model)}
+
+    def enrol(self, client: Client) -> Tree:
+        """Nothing: features of an untrained net say little."""
+        return {}
+
+    def probe(self, client: Client) -> Tree:
+        """Styles under the received model."""
+        return self.measured(client)
+
+    def merge(self, server: Server, updates: Sequence[Update]) -> None:
+        """Replace the participants' styles."""
+        server.state[self.name] |= kept_by_client(self.name, updates)
+
+    def batch(self, client: Client, batch: Batch) -> Batch:
+        """Copies of the images, and draws for the neck."""
+        if not client.payload(self):
+            return batch
+        for neck in necks_of(client.net, self.name).values():
+            neck.prepare(partial(self.draw, client))
+        x, y = (torch.cat([t] * self.level) for t in (batch.x, batch.y))
+        return batch.replace(x=x, y=y)
+
+    def finish(self, client: Client) -> Tree:
+        """Nothing more is sent; the net belongs to the next client."""
+        for neck in necks_of(client.net, self.name).values():
+            neck.rest()
+        return {}
+
+
+@register("ccst", paper="Chen et al., WACV 2023", group="augmentation")
+def ccst(styles: str = "pixels") -> Method:
+    """Images in the styles of other clients.
+
+    Each client publishes the mean and deviation of its channels, and trains on its own images in
+    the styles of all clients. So every local model sees every look, and none is shown an image.
+
+    Use it: for an unseen domain, or for one model on looks that differ in colour and contrast.
+    Not for: looks that two numbers per channel do not tell apart, such as outlines and fills.
+    Equations: Eq. 1: `restyled`; Eqs. 2, 3: `overall_style`; Algorithm 1: `PixelStyles.draw`.
+    """
+    kinds = {"pixels": PixelStyles, "features": FeatureStyles}
+    if styles not in kinds:
+        raise ConfigError(f"ccst.styles is {styles!r}; it takes pixels or features")
+    return Method((kinds[styles](),))

@@ -1,0 +1,142 @@
+"""FedDG: an amplitude bank of all clients and episodic learning (Liu et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift import (
+    Client,
+    ConfigError,
+    Method,
+    ModelSpec,
+    Part,
+    PayloadSpec,
+    Server,
+    Size,
+    Step,
+    Tree,
+    Update,
+    Uploads,
+    call,
+    register,
+    setting,
+)
+from fedshift.methods.shared.amplitude import (
+    half_width,
+    low_frequencies,
+    mix_low_frequencies,
+    spectrum,
+)
+from fedshift.methods.shared.pixels import clip_to_pixels, require_images
+from fedshift.methods.shared.pool import kept_by_client, of_others
+
+MOST = 4096  # spectra that one client may send
+
+
+@dataclass(frozen=True)
+class AmplitudeBank(Part):
+    """Amplitudes of some training images of every client, gathered once and sent to the others.
+
+    Only the low-frequency window is sent, which is all that is ever mixed: (n, C, 2 b + 1, b + 1)
+    numbers with b = max(1, window times the shorter side), n an eighth of a client's images. Every
+    message to a client carries the windows of the other clients. Adds no loss.
+    """
+
+    window: float = setting(0.01, "half-width, of the shorter side; at least 1", low=0.0, high=0.5)
+    share: float = setting(0.125, "share of a client's images in the bank", low=0.0, high=1.0)
+    shares = "low-frequency amplitudes of some training images, once"
+
+    def check(self, model: ModelSpec) -> None:
+        """Raise if inputs are no images."""
+        require_images(self.name, model)
+
+    def half(self, shape: Sequence[int]) -> int:
+        """Half-width of the window for images (C, H, W)."""
+        return half_width(shape[1], shape[2], self.window)
+
+    def uploads(self, model: ModelSpec) -> Uploads:
+        """The windows (n, C, h, w)."""
+        channels, height, width = model.net.shape
+        half = self.half(model.net.shape)
+        sides = (min(height, 2 * half + 1), min(width // 2 + 1, half + 1))
+        return {"enrol": {"windows": PayloadSpec((Size("n", MOST), channels, *sides))}}
+
+    def enrol(self, client: Client) -> Tree:
+        """Low frequencies of images drawn without replacement, at least one."""
+        n = min(MOST, max(1, round(self.share * client.examples)))
+        rows = torch.randperm(client.examples, generator=client.generator(self.name))[:n]
+        amplitude, _ = spectrum(client.site.data.train.take(rows)[0])
+        return {"windows": low_frequencies(amplitude, self.half(client.net.shape))}
+
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """Keep every client's windows."""
+        server.state[self.name] = kept_by_client(self.name, enrolments)
+
+    def send(self, server: Server, client: str) -> Tree:
+        """The windows of the other clients; a client that is alone gets its own."""
+        return of_others(server.state[self.name], ("windows",), client)
+
+
+BANK = AmplitudeBank().name
+
+
+@dataclass(frozen=True)
+class EpisodicLearning(Part):
+    """Adds L(x'; w - beta grad L(x; w)), Eqs. 4 and 5: x' is x with another client's amplitude.
+
+    A' = (1 - l) A + l A_bank inside the window, l ~ U(0, 1) and A_bank drawn for each image, the
+    phase kept, the result clipped to pixels. L is the task's loss. Under ``first_order`` the inner
+    gradient is a constant; otherwise it is differentiated, as in the released code.
+    """
+
+    beta: float = setting(0.001, "rate of the inner step", low=0.0)
+    weight: float = setting(1.0, "weight of the loss after the inner step", low=0.0)
+    first_order: bool = setting(True, "treat the inner gradient as a constant")
+
+    def loss(self, client: Client, step: Step) -> Tensor:
+        """Eq. 5, second term."""
+        x = self.restyled(client, step.batch.x)
+        named = {k: p for k, p in client.net.named_parameters() if p.requires_grad}
+        inner = client.task.loss(step.out.logits, step.y)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            inner,
+            list(named.values()),
+            retain_graph=True,
+            create_graph=not self.first_order,
+            allow_unused=True,
+        )
+        moved = {
+            key: p if g is None else p - self.beta * g
+            for (key, p), g in zip(named.items(), gradients, strict=True)
+        }
+        return self.weight * client.task.loss(call(client.net, moved, x).logits, step.y)
+
+    def restyled(self, client: Client, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) with mixed amplitudes, Eqs. 2 and 3."""
+        bank = client.inbox.get(f"{BANK}/windows")
+        if bank is None:
+            raise ConfigError(f"{self.name} takes amplitudes from a bank; add + {BANK}")
+        generator, half = client.generator(self.name), bank.shape[-1] - 1
+        rows = torch.randint(len(bank), (len(x),), generator=generator)
+        share = torch.rand(len(x), generator=generator)
+        return clip_to_pixels(
+            mix_low_frequencies(x.detach(), bank[rows], share, half), client.scenario.pixels
+        )
+
+
+@register("feddg", paper="Liu et al., CVPR 2021", group="augmentation")
+def feddg() -> Method:
+    """Looks of other clients by their amplitudes, in a meta-learning step.
+
+    Clients publish low-frequency amplitudes of some images. Each client gives its images these
+    looks and asks that a gradient step on its own look also lowers the loss on the foreign ones.
+
+    Use it: for an unseen domain, if looks differ in brightness and colour and amplitudes may leave.
+    Not for: sites whose images may not be described even by their low frequencies.
+    Equations: Eqs. 2, 3: `EpisodicLearning.restyled`; Eqs. 4, 5: `EpisodicLearning.loss`.
+    """
+    return Method((AmplitudeBank(), EpisodicLearning()))

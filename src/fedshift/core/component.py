@@ -79,6 +79,9 @@ class Declares:
             None means any. SCAFFOLD's control variates assume plain SGD.
         objectives: Kinds of target for which it is defined, of classification, multi-label and
             regression; None means any.
+        replaces_gradients: Its ``edit_gradients`` takes the gradient anew, at other weights. It is
+            therefore called before those of other parts, which add to the gradient and whose
+            additions would be lost; a method has at most one such part.
         references: Frozen models that it asks :meth:`Client.reference` for, of received, previous
             and initial.
         gives_privacy: It is a privacy part.
@@ -95,6 +98,7 @@ class Declares:
     scored_at_sites: ClassVar[bool] = False
     optimisers: ClassVar[frozenset[str] | None] = None
     objectives: ClassVar[frozenset[str] | None] = None
+    replaces_gradients: ClassVar[bool] = False
     references: ClassVar[frozenset[str]] = frozenset()
     gives_privacy: ClassVar[bool] = False
     aggregate_only: ClassVar[bool] = False

@@ -46,6 +46,11 @@ class Method:
             raise ClashError(f"a part cannot be called {taken[0]!r}; the core keeps state under it")
         for hook in ("phases", "task_loss", "personal", "predict"):
             self._provider(hook)
+        if len(anew := [p.name for p in self.parts if p.replaces_gradients]) > 1:
+            raise ClashError(
+                f"{' and '.join(anew)} both take the gradient anew; "
+                "a method takes one, drop the other"
+            )
 
     def _provider(self, hook: str) -> Part | None:
         """The one part that overrides ``hook``; an error that names both if there are two."""

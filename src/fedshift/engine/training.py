@@ -61,6 +61,8 @@ class LocalTraining:
             hook: method.overriding(hook)
             for hook in ("batch", "task_loss", "loss", "edit_gradients")
         }
+        editing = self.acting["edit_gradients"]  # what replaces a gradient first, then additions
+        self.acting["edit_gradients"] = (*sorted(editing, key=lambda p: not p.replaces_gradients),)
 
     def run(self, client: Client) -> Log:
         """Train the client's net, in place, phase by phase; returns the loss terms by step."""

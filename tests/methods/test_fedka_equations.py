@@ -8,16 +8,14 @@ import torch
 
 from fedshift.methods.fedka.equations import (
     agreement,
-    bandwidths,
     coefficient,
     domain_loss,
     majority,
-    mk_mmd,
     more_than_half,
     progress,
-    reverse,
-    squared_distances,
 )
+from fedshift.methods.shared.mmd import bandwidths, mk_mmd, squared_distances
+from fedshift.methods.shared.reversal import reverse
 
 
 @pytest.mark.parametrize("gamma", [1.0, 5.0])

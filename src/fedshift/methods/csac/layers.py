@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift import ConfigError, Tree
+from fedshift.methods.shared.mmd import gaussian_kernels, squared_distances
 
 BANDWIDTHS = tuple(3.0**k for k in range(-3, 2))  # multiples of the mean squared distance
 FLOOR = 1e-12  # smallest scale of the kernels
@@ -115,20 +116,16 @@ def same_layer(a: Tensor, b: Tensor) -> Tensor:
 def pair_distances(a: Tensor, b: Tensor) -> Tensor:
     """Squared distances of all samples of all layers, (2R, 2R, B, B), by one Gram matrix.
 
-    ``a`` and ``b`` are (R, B, P). They are centred on their common mean first, which changes no
-    distance and keeps float32 from cancelling.
+    ``a`` and ``b`` are (R, B, P).
     """
-    z = torch.cat([a, b]).flatten(0, 1)  # (2R B, P)
-    z = z - z.mean(0).detach()
-    norms = z.square().sum(1)  # (2R B,)
-    squared = (norms[:, None] + norms - 2 * z @ z.t()).clamp_min(0)
+    squared = squared_distances(torch.cat([a, b]).flatten(0, 1))  # (2R B, 2R B)
     return squared.unflatten(0, (-1, a.shape[1])).unflatten(2, (-1, a.shape[1])).transpose(1, 2)
 
 
 def kernel(squared: Tensor, scale: Tensor) -> Tensor:
     """sum_k exp(-squared / (2 * 3^k * scale)) for k = -3..1, elementwise after broadcasting."""
     widths = torch.tensor(BANDWIDTHS, dtype=squared.dtype).view(-1, *[1] * squared.dim())
-    return (-squared / (2 * widths * scale)).exp().sum(0)
+    return gaussian_kernels(squared, 2 * widths * scale).sum(0)
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:

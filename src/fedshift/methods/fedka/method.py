@@ -10,8 +10,10 @@ from torch import Tensor
 from fedshift import Client, Method, Net, Part, Server, Step, Tree, call_frozen, register, setting
 from fedshift.backbones.fedka import domain_classifier
 from fedshift.core.component import Declares
-from fedshift.methods.fedka.equations import coefficient, domain_loss, mk_mmd, progress, reverse
+from fedshift.methods.fedka.equations import coefficient, domain_loss, progress
 from fedshift.methods.fedka.voting import FederatedVoting
+from fedshift.methods.shared.mmd import mk_mmd
+from fedshift.methods.shared.reversal import reverse
 
 CHUNK = 512  # target inputs per forward at the server
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import one_hot
 
 from fedshift import Batch, Client, Method, Part, register, setting
+from fedshift.methods.shared.targets import soft_targets
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Mixup(Part):
         generator = client.generator(self.name)
         share = float(client.numpy(self.name).beta(self.alpha, self.alpha))
         other = torch.randperm(len(batch.x), generator=generator)
-        y = batch.y if batch.y.is_floating_point() else one_hot(batch.y, client.classes).float()
+        y = soft_targets(batch.y, client.classes)
         return batch.replace(
             x=torch.lerp(batch.x[other], batch.x, share), y=torch.lerp(y[other], y, share)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from fedshift import (
     Client,
-    ConfigError,
     Mean,
     Method,
     Net,
@@ -28,6 +26,7 @@ from fedshift import (
     setting,
 )
 from fedshift.methods.f2dc.layers import DecouplingNeck, Mask
+from fedshift.methods.shared.stages import chosen_stages
 
 
 def wrong_label(logits: Tensor, y: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class DecoupleAndCorrect(Part):
     def build(self, net: Net) -> None:
         """One neck per chosen stage."""
         shapes = net.shapes()
-        for stage in chosen_stages(net, self.stages, self.name):
+        for stage in chosen_stages(net, self.stages, self.name, "masks"):
             neck = DecouplingNeck(
                 shapes[stage][0],
                 net.classes,
@@ -123,29 +122,6 @@ class DecoupleAndCorrect(Part):
         pooled, logits = (step.out.aux[f"{neck}/{key}"] for key in ("pooled", "logits"))
         dfd = decoupler_loss(pooled[:2], logits[:2], step.y, wrong, self.tau)
         return self.lam1 * dfd + self.lam2 * corrector_loss(logits[2], step.y)
-
-
-def chosen_stages(net: Net, words: str, part: str) -> list[str]:
-    """Stages of ``net`` that the option ``words`` selects, each with maps (C, H, W), in order."""
-    shapes = net.shapes()
-    with_maps = [stage for stage in net.stages if len(shapes[stage]) == 3]
-    if not with_maps:
-        found = ", ".join(f"{stage} {shapes[stage]}" for stage in net.stages)
-        raise ConfigError(
-            f"{part} masks feature maps (C, H, W), and no stage of this backbone gives any "
-            f"({found}); use a convolutional one, such as resnet10 or cnn",
-            "scenario.backbone=cnn",
-        )
-    if words in ("last", "all"):
-        return with_maps[-1:] if words == "last" else with_maps
-    wanted = [word.strip() for word in re.split("[,+]", words)]
-    for word in wanted:
-        if word not in with_maps:
-            raise ConfigError(
-                f"{part}.stages names {word!r}, which is no stage with feature maps; this backbone "
-                f"has {', '.join(with_maps)}; give some of them joined by +, or last, or all"
-            )
-    return [stage for stage in with_maps if stage in wanted]
 
 
 def domain_discrepancy(share: Tensor, domains: int, classes: int) -> Tensor:

@@ -18,7 +18,8 @@ from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain, split_rows
 from fedshift.engine.preflight import check_needs
 from fedshift.methods.fedka.equations import coefficient
-from fedshift.methods.fedka.method import EmbeddingMatching, GlobalDisentangler, visit_batches
+from fedshift.methods.fedka.method import EmbeddingMatching, GlobalDisentangler
+from fedshift.methods.shared.budget import visit_batches
 from fedshift.methods.shared.mmd import mk_mmd
 from fedshift.testing import play, start, tiny, tiny_scenario, worker
 

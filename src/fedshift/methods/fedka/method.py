@@ -12,6 +12,7 @@ from fedshift.backbones.fedka import domain_classifier
 from fedshift.core.component import Declares
 from fedshift.methods.fedka.equations import coefficient, domain_loss, progress
 from fedshift.methods.fedka.voting import FederatedVoting
+from fedshift.methods.shared.budget import visit_batches
 from fedshift.methods.shared.mmd import mk_mmd
 from fedshift.methods.shared.reversal import reverse
 
@@ -97,15 +98,6 @@ class Aligned(Declares):
 
 def _resource(side: str) -> str:
     return {"server": "server_unlabelled", "client": "client_target_unlabelled"}[side]
-
-
-def visit_batches(client: Client) -> int:
-    """B: batches of the scenario's budget; a trailing single row joins the batch before it."""
-    scenario = client.scenario
-    if scenario.steps:
-        return scenario.steps
-    full, rest = divmod(client.examples, scenario.batch_size)
-    return (scenario.epochs or 1) * max(1, full + (rest > 1))
 
 
 @dataclass(frozen=True)

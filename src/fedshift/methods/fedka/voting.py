@@ -21,26 +21,20 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift import (
     Batch,
     Client,
-    Log,
     Net,
     Output,
     Part,
     Server,
     Step,
     Tree,
-    Turn,
     Update,
-    descend,
-    parameters_of,
     setting,
     tree,
 )
-from fedshift.core.loop import optimiser_state, restore_optimiser
 from fedshift.core.net import load
 from fedshift.data.samples import split_rows
 from fedshift.methods.fedka.equations import (
@@ -50,8 +44,7 @@ from fedshift.methods.fedka.equations import (
     more_than_half,
     progress,
 )
-
-CHUNK = 512  # target inputs per forward pass of a client's model
+from fedshift.methods.shared.target import outputs_of, set_batch_norm, train_at_server
 
 
 @dataclass(frozen=True)
@@ -113,13 +106,7 @@ class FederatedVoting(Part):
 
     def _answers(self, server: Server, update: Update, rows: Tensor) -> Tensor:
         """The votes of one client's model: a class (N,) for each target input."""
-        target = server.resources["server_unlabelled"]
-        model = server.initial | server.shared | update.shared | update.personal
-        load(server.net, model)
-        set_batch_norm(server.net.eval(), training=self._by_target)
-        inputs = (target.take(chunk)[0] for chunk in split_rows(rows, CHUNK))
-        with torch.no_grad():
-            return torch.cat([server.net(x).logits.argmax(1) for x in inputs])
+        return outputs_of(server, update, rows, by_target=self._by_target).logits.argmax(1)
 
     @property
     def _by_target(self) -> bool:
@@ -152,39 +139,22 @@ class FederatedVoting(Part):
             )
             for b in range(len(chunks))
         ]
-        turn = self._turn(server, weights)
-        keep = scenario.optimiser_state == "keep"
-        if keep:
-            restore_optimiser(turn, tree.under("optimiser", server.state[self.name]))
-        log = Log()
         batches = (
             Batch(target.take(rows[chunk])[0], labels[chunk], b) for b, chunk in enumerate(chunks)
         )
-        descend(server.net, batches, [turn], log)
-        log.means(f"{self.name}, server, round {server.round}")
-        if keep:
-            server.state[self.name] |= tree.prefixed("optimiser", optimiser_state(turn))
-
-    def _turn(self, server: Server, weights: Sequence[float]) -> Turn:
-        optimisation = server.scenario.optimisation(server.round)
 
         def objective(step: Step) -> dict[str, Tensor]:
             weight = weights[step.batch.index] if self.scale_loss else 1.0
             return {self.name: weight * F.cross_entropy(step.out.logits, step.y)}
 
-        def scale_step(step: Step) -> None:
-            for group in turn.optimiser.param_groups:
-                group["lr"] = weights[step.batch.index] * optimisation.lr
-
-        turn = Turn(
+        train_at_server(
+            server,
             self.name,
-            parameters_of(server.net, server.parameters),
-            partial(forward, server.net, keep_statistics=self.statistics == "kept"),
+            batches,
             objective,
-            optimisation,
-            None if self.scale_loss else scale_step,
+            forward=partial(forward, server.net, keep_statistics=self.statistics == "kept"),
+            rates=None if self.scale_loss else weights,
         )
-        return turn
 
     def send(self, server: Server, client: str) -> Tree:
         """G, if clients are to start from it (``discard_voted``); the model is then sent twice."""
@@ -201,10 +171,3 @@ def forward(net: Net, batch: Batch, *, keep_statistics: bool) -> Output:
         set_batch_norm(net, training=False)
     out: Output = net(batch.x)
     return out
-
-
-def set_batch_norm(net: Net, *, training: bool) -> None:
-    """Train or eval mode of every BatchNorm, in place; nothing else changes its mode."""
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            module.train(training)

@@ -34,6 +34,7 @@ from fedshift import (
 from fedshift.data.samples import split_rows
 from fedshift.methods.shared.class_means import class_means, features_of, means_spec, shares_of
 from fedshift.methods.shared.finch import cluster_means, finch
+from fedshift.methods.shared.prototypes import pull
 
 NONE = -1e9  # score of a class without a prototype: far below any cosine / tau, but finite
 
@@ -83,10 +84,7 @@ def consistency(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor) -
     counts = torch.bincount(owners, minlength=shares.shape[1])  # (K,)
     sums = z.new_zeros(shares.shape[1], z.shape[1]).index_add(0, owners, prototypes)
     unbiased = sums / counts.clamp(min=1)[:, None]  # (K, D)
-    known = shares * (counts > 0)  # (B, K)
-    weight = known.sum(1)  # (B,)
-    target = known @ unbiased / weight.clamp(min=1e-12)[:, None]  # (B, D)
-    return (weight * (z - target).square().mean(1)).mean()
+    return pull(z, shares, unbiased, counts > 0)
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,15 @@ def means_spec(model: ModelSpec, *, counts: bool = False) -> dict[str, PayloadSp
         "means": PayloadSpec((held, model.features)),
         "owners": PayloadSpec((held,), torch.int64, low=0, high=last),
     }
-    return spec | ({"counts": PayloadSpec((held,), low=0.0)} if counts else {})
+    return spec | ({"counts": PayloadSpec((held,), low=1, whole=True)} if counts else {})
 
 
-def means_payload(client: Client) -> Tree:
-    """Means, classes and sample counts of the classes that a client holds, after training."""
+def means_payload(client: Client, *, counts: bool = False) -> Tree:
+    """What :func:`means_spec` declares, of the net as it is: for a part's ``finish``."""
     z, shares = features_of(client)
     means, owners = class_means(z, shares)
-    return {"means": means, "owners": owners, "counts": shares.sum(0)[owners]}
+    told = {"means": means, "owners": owners}
+    return told | ({"counts": shares.sum(0)[owners]} if counts else {})
 
 
 def pool_means(told: Sequence[Tree], classes: int, *, by_count: bool) -> tuple[Tensor, Tensor]:

@@ -10,28 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import (
-    Batch,
     Client,
-    Log,
     Method,
     ModelSpec,
     Net,
-    Optimisation,
     Part,
     Server,
     Step,
     Tree,
-    Turn,
     Update,
     Uploads,
-    descend,
     register,
-    seeds,
     setting,
-    shuffled_rows,
     tree,
 )
-from fedshift.core.net import load
 from fedshift.methods.shared.class_means import means_payload, means_spec, pool_means, shares_of
 from fedshift.methods.shared.prototypes import (
     margin_scores,
@@ -39,6 +31,7 @@ from fedshift.methods.shared.prototypes import (
     prototype_method,
     pull,
 )
+from fedshift.methods.shared.server_training import Passes, fit, held_net, kept_net
 
 
 def adaptive_margin(means: Tensor, most: float) -> Tensor:
@@ -99,41 +92,23 @@ class TrainablePrototypes(Part):
         means, owners = (torch.cat([t[key] for t in told]) for key in ("means", "owners"))
         pooled, known = pool_means(told, server.net.classes, by_count=False)
         margin = adaptive_margin(pooled[known], self.most)
-        with seeds.fork(server.seed, self.name):  # every round builds the same initial net
-            net = prototype_net(server.net.classes, means.shape[1])
-        load(net, tree.under("net", server.state[self.name]))
-        self._train(server, net, means, owners, margin)
+        net = held_net(server, self.name, lambda: prototype_net(server.net.classes, means.shape[1]))
+        inputs = torch.eye(net.classes)
+
+        def loss(step: Step) -> Tensor:
+            shares = shares_of(step.y, net.classes)
+            scores = margin_scores(step.batch.x, shares, step.out.features, margin)
+            return F.cross_entropy(scores, step.y)
+
+        lr = server.scenario.optimisation(server.round).lr
+        passes = Passes(self.server_epochs, self.server_batch, lr)
+        fit(server, self.name, net, (means, owners), passes, (lambda _: net(inputs), loss))
         with torch.no_grad():
-            made = net(torch.eye(net.classes)).features
-        server.state[self.name] = tree.prefixed("net", tree.clone(net.state_dict())) | {
+            made = net(inputs).features
+        server.state[self.name] = kept_net(net) | {
             "prototypes": made,
             "known": torch.ones(net.classes, dtype=torch.bool),
         }
-
-    def _train(
-        self, server: Server, net: Net, means: Tensor, owners: Tensor, margin: Tensor
-    ) -> None:
-        """SGD at the clients' rate, in place."""
-        inputs = torch.eye(net.classes)
-
-        def objective(step: Step) -> dict[str, Tensor]:
-            shares = shares_of(step.y, net.classes)
-            scores = margin_scores(step.batch.x, shares, step.out.features, margin)
-            return {self.name: F.cross_entropy(scores, step.y)}
-
-        chosen = Optimisation(lr=server.scenario.optimisation(server.round).lr)
-        turn = Turn(self.name, [*net.named_parameters()], lambda _: net(inputs), objective, chosen)
-        rows = shuffled_rows(
-            len(means),
-            self.server_batch,
-            server.generator(self.name),
-            epochs=self.server_epochs or None,
-            steps=None if self.server_epochs else 0,
-        )
-        log = Log()
-        batches = (Batch(means[some], owners[some], i) for i, some in enumerate(rows))
-        descend(net, batches, [turn], log)
-        log.means(f"{self.name}, server, round {server.round}")
 
     def send(self, server: Server, client: str) -> Tree:
         """The prototypes of the round before; none in round 1."""

@@ -78,7 +78,7 @@ class HiddenOrigin(Part):
         """Refuse a net without a body: its features are its inputs, which must not leave a site."""
         if not {name for name, _ in model.net.named_parameters()} - head_keys(model.net):
             raise ConfigError(
-                f"{self.name} sends features, and those of a backbone without layers below the head "
+                f"{self.name} sends features, and those of a net without layers below its head "
                 "are the inputs themselves; use a backbone with layers, such as mlp or cnn"
             )
 

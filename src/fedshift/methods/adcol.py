@@ -19,7 +19,6 @@ from fedshift import (
     Part,
     PayloadSpec,
     Server,
-    Size,
     Step,
     Tree,
     Update,
@@ -61,12 +60,13 @@ def unknown_origin(logits: Tensor) -> Tensor:
 class HiddenOrigin(Part):
     """mu * KL(uniform || D(z)), with D the server's classifier of the client that sent a feature.
 
-    A client sends the features (n, D) of up to ``samples`` training samples after training, in eval
-    mode; the server trains D on those of all participants and sends it. No term in round 1.
+    A client sends the features (n, D) of n = ``samples`` training samples, drawn with replacement
+    after training, in eval mode; the server trains D on those of all participants and sends it.
+    There is no term in round 1.
     """
 
     mu: float = setting(0.5, "weight of the divergence", low=0.0)
-    samples: int = setting(512, "features that a client sends in a round, at most", low=2)
+    samples: int = setting(128, "features that a client sends in a round", low=2)
     server_epochs: int = setting(3, "passes over the features at the server", low=0)
     server_lr: float = setting(0.01, "rate of SGD at the server", low=0.0)
     width: int = setting(512, "width of the discriminator", low=1)
@@ -83,8 +83,8 @@ class HiddenOrigin(Part):
             )
 
     def uploads(self, model: ModelSpec) -> Uploads:
-        """As many features as the client has samples, within the limit."""
-        return {"train": {"features": PayloadSpec((Size("n", self.samples), model.features))}}
+        """One feature per drawn sample."""
+        return {"train": {"features": PayloadSpec((self.samples, model.features))}}
 
     def begin(self, client: Client) -> None:
         """Build D as it was sent; it is frozen and in eval mode."""
@@ -104,8 +104,8 @@ class HiddenOrigin(Part):
 
     def finish(self, client: Client) -> Tree:
         """Features of random training samples."""
-        n, draw = client.examples, client.generator(self.name)
-        rows = torch.randperm(n, generator=draw)[: self.samples]
+        draw = client.generator(self.name)
+        rows = torch.randint(client.examples, (self.samples,), generator=draw)
         x, _ = client.site.data.train.take(rows)
         entries = client.net.state_dict()
         found = [call_frozen(client.net, entries, chunk).features for chunk in x.split(512)]

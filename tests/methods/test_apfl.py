@@ -115,3 +115,16 @@ def test_the_mixture_with_the_new_shared_model_is_scored(state_of):
         )
         loss = F.cross_entropy(x.flatten(1) @ w.T + b, y, reduction="sum")
         assert update.metrics["test/loss"] == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_the_own_model_starts_at_the_first_received_one(state_of):
+    """With a fixed at 0 it stays there; two of four clients take part in a round."""
+    session = play(start(build("apfl", alpha=0.0, learn=False), clients_per_round=2))
+    first = {}
+    for message in session.transport.seen:
+        if message.task == "train" and not hasattr(message, "steps"):
+            first.setdefault(message.client, message)
+    assert {m.round for m in first.values()} > {1}
+    for client, message in first.items():
+        kept = state_of(session, client, NAME)
+        assert torch.equal(kept["v/head.weight"], message.shared["head.weight"])

@@ -100,3 +100,22 @@ def test_a_site_is_scored_with_both_heads_and_the_rest_with_the_shared_one(state
 
 def test_mixed_samples_are_taken():
     play(start("fedrod + mixup"), 2)
+
+
+def test_the_shared_head_moves_by_the_gradient_of_the_balanced_softmax(replies):
+    """One full-batch step: b <- b - lr mean(softmax(z + log n) - y)."""
+    session = start("fedrod", **FULL)
+    net = session.server.net
+    play(session, 1)
+    (update,) = (u for u in replies(session, 1) if u.client == "dark-0")
+    net.load_state_dict(session.server.initial)
+    net.train()
+    data = session.federation.sites["dark-0"].data.train
+    x, y = data.take(torch.arange(len(data)))
+    n = np.bincount(y.numpy(), minlength=4)
+    assert np.ptp(n) > 0
+    with torch.no_grad():
+        p = softmax(net(x).logits.numpy() + np.log(n))
+    p[np.arange(len(y)), y.numpy()] -= 1
+    bias = session.server.initial["head.bias"].numpy() - 0.05 * p.mean(0)
+    np.testing.assert_allclose(update.shared["head.bias"].numpy(), bias, rtol=1e-4, atol=1e-6)

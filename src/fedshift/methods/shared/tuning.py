@@ -36,7 +36,7 @@ def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generato
             return {"task": client.task.loss(step.out.logits, step.y)}
 
         moved = [(k, v) for k, v in entries.items() if isinstance(v, nn.Parameter)]
-        rate = client.scenario.optimisation(client.round)
+        rate = client.scenario.optimisation(max(1, client.round))
         turn = Turn("tuned", moved, forward, objective, rate)
         log = Log()
         descend(net, _batches(client, epochs, generator), [turn], log)

@@ -12,6 +12,7 @@ from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.net import head_keys
 from fedshift.core.registry import build
 from fedshift.engine.round import exchange
+from fedshift.methods.fedbabu import FineTuned
 from fedshift.methods.shared.tuning import tuned
 from fedshift.testing import play, start, tiny_scenario, worker
 
@@ -115,3 +116,12 @@ def test_a_sites_model_cannot_be_loaded_without_its_samples(tmp_path):
     model = fedshift.load_model(result, "dark-0")
     with pytest.raises(RunError, match="tuned on its training samples"):
         model.logits(torch.zeros(2, 3, 8, 8))
+    untuned = build("fedbabu", tune_epochs=0)
+    result = fedshift.run(untuned, tiny_scenario(rounds=1), out=tmp_path / "u", quiet=True)
+    model = fedshift.load_model(result, "dark-0", method=untuned)
+    assert model.logits(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
+
+
+def test_the_body_has_nothing_of_the_head_where_that_is_trained_too():
+    net = worker(start("fedavg")).net
+    assert not FineTuned(tune="body").keys(net) & head_keys(net)

@@ -7,12 +7,13 @@ is sent, and the net is left as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import nn
 
-from fedshift import Batch, Client, Log, Output, Step, Tree, Turn, call, descend, shuffled_rows
+from fedshift import Batch, Client, Log, Net, Output, Step, Tree, Turn, call, descend, shuffled_rows
 from fedshift.data.augment import PRESETS, apply
 
 
@@ -22,8 +23,8 @@ def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generato
     The task loss, with the round's optimiser and the scenario's batches and augmentation; the hooks
     of other parts are not called. It also works while a model is scored, without gradients.
     """
-    net, modes = client.net, [(m, m.training) for m in client.net.modules()]
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    net = client.net
+    with aside(net):
         entries: Tree = {
             k: nn.Parameter(v.clone()) if k in keys else v.clone()
             for k, v in net.state_dict().items()
@@ -41,9 +42,19 @@ def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generato
         log = Log()
         descend(net, _batches(client, epochs, generator), [turn], log)
         log.means(f"tuning at client {client.id}, round {client.round}")
-    for module, mode in modes:
-        module.training = mode
     return {k: v.detach() for k, v in entries.items()}
+
+
+@contextmanager
+def aside(net: Net) -> Iterator[None]:
+    """Gradients, also where a model is scored without; each module's mode is restored."""
+    modes = [(m, m.training) for m in net.modules()]
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _batches(client: Client, epochs: int, generator: torch.Generator) -> Iterator[Batch]:

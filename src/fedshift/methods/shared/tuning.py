@@ -40,7 +40,7 @@ def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generato
         rate = client.scenario.optimisation(max(1, client.round))
         turn = Turn("tuned", moved, forward, objective, rate)
         log = Log()
-        descend(net, _batches(client, epochs, generator), [turn], log)
+        descend(net, own_batches(client, epochs, generator), [turn], log)
         log.means(f"tuning at client {client.id}, round {client.round}")
     return {k: v.detach() for k, v in entries.items()}
 
@@ -57,8 +57,8 @@ def aside(net: Net) -> Iterator[None]:
             module.training = mode
 
 
-def _batches(client: Client, epochs: int, generator: torch.Generator) -> Iterator[Batch]:
-    """Shuffled and augmented as in training."""
+def own_batches(client: Client, epochs: int, generator: torch.Generator) -> Iterator[Batch]:
+    """The client's own batches, shuffled and augmented as in training."""
     train, augment = client.site.data.train, PRESETS[client.scenario.augment]
     change = partial(apply, augment, generator=generator) if augment.ops else None
     size = client.scenario.batch_size

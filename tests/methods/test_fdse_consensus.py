@@ -21,10 +21,10 @@ from fedshift.methods.fdse.consensus import (
     SimilarityMixing,
     consensus,
     gram,
-    min_norm_weights,
     moved,
     similarity_weights,
 )
+from fedshift.methods.shared.simplex import min_norm_weights
 
 
 def drawn(n, size, seed=0, shift=0.0):

@@ -16,16 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import Aggregator, Part, Scope, Server, Tree, Uniform, Update, Weighting, setting
 from fedshift.core.reply_stack import blocks, layer_by_layer
+from fedshift.methods.shared.simplex import Matrix, min_norm_weights
 
-Matrix = NDArray[np.float64]
 BLOCK = 2**14  # columns read at a time: at most clients x BLOCK numbers are stacked
 WIDE = 2**16  # elements from which products are in float32; sums over blocks are in float64
-RIDGE = 1e-10  # selects the most even of several solutions; costs at most this in the norm
 ZERO = 1e-6  # squared norm of a consensus of unit vectors below which it is no direction
 UNITS = ("module", "tensor")
 ERASER = ("dse", "bn_dse")  # names of the modules that, with the bias beside them, are one DSE
@@ -39,62 +37,6 @@ def gram(tensors: Sequence[Tensor], origin: Tensor) -> Matrix:
         moves = ((rows.double() if exact else rows) - start).numpy()  # (n, BLOCK)
         out += moves @ moves.T  # NumPy uses the symmetry, and releases the GIL
     return out
-
-
-def min_norm_weights(inner: Matrix) -> Matrix:
-    """Eq. 8: argmin |sum_k u_k d_k|^2 over the simplex, from the Gram matrix (n, n) of the d_k.
-
-    By homogeneity this is the direction of argmin u'(G + 11')u - 2 1'u over u >= 0, which the
-    active set method of Lawson and Hanson solves in finitely many steps. It starts with all clients
-    active, because usually few have to be dropped. If there are several solutions, the ridge
-    selects the most even one.
-    """
-    n = len(inner)
-    h = inner + 1.0 + RIDGE * np.eye(n)
-    u, used = _shrink(h)
-    for _ in range(10 * n):
-        slope = 1.0 - h @ u
-        slope[used] = -np.inf
-        best = int(np.argmax(slope))
-        if slope[best] <= RIDGE:
-            break
-        used[best] = True
-        u, used = _descend(h, u, used)
-    weights: Matrix = u / u.sum()
-    return weights
-
-
-def _solve(h: Matrix, used: NDArray[np.bool_]) -> Matrix:
-    """The unconstrained minimum over the weights of the clients ``used``; the others are zero."""
-    out = np.zeros(len(h))
-    out[used] = np.linalg.solve(h[np.ix_(used, used)], np.ones(used.sum()))
-    return out
-
-
-def _shrink(h: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
-    """A feasible start: begin with all clients, drop those with a negative weight, solve again."""
-    used = np.ones(len(h), dtype=bool)
-    while True:
-        u = _solve(h, used)
-        if (u[used] > 0).all():
-            return u, used
-        used &= u > 0
-
-
-def _descend(h: Matrix, u: Matrix, used: NDArray[np.bool_]) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Move towards the minimum on ``used``; drop clients whose weight would turn negative."""
-    used = used.copy()
-    while True:
-        s = _solve(h, used)
-        negative = used & (s <= 0)
-        if not negative.any():
-            return s, used
-        ratio = u[negative] / np.maximum(u[negative] - s[negative], np.finfo(float).tiny)
-        u = u + ratio.min() * (s - u)
-        leaving = negative & (u <= 1e-15)
-        leaving[np.flatnonzero(negative)[ratio.argmin()]] = True
-        used &= ~leaving
-        u[~used] = 0.0
 
 
 def consensus(inner: Matrix, degenerate: str = "stay") -> Matrix:

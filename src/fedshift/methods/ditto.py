@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import (
     Batch,
@@ -25,6 +25,7 @@ from fedshift import (
     register,
     setting,
 )
+from fedshift.methods.shared.branch import closed, leaves, opened
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class PersonalModel(Part):
 
     def begin(self, client: Client) -> None:
         """Make v_k trainable: its parameters become leaves of the graph."""
-        branch = client.state[self.name] or client.received
-        trained = {k for k, p in client.net.named_parameters() if p.requires_grad}
-        client.state[self.name] = {
-            k: nn.Parameter(v.clone()) if k in trained else v.clone() for k, v in branch.items()
-        }
+        client.state[self.name] = opened(client, client.state[self.name] or client.received)
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """On each batch the shared model takes a step, then the personal one."""
@@ -51,7 +48,7 @@ class PersonalModel(Part):
 
     def branch(self, client: Client) -> Named:
         """Parameters of v_k."""
-        return ((k, v) for k, v in client.state[self.name].items() if isinstance(v, nn.Parameter))
+        return leaves(client.state[self.name])
 
     def forward(self, client: Client, batch: Batch) -> Output:
         """The net with v_k in place of its own entries."""
@@ -66,7 +63,7 @@ class PersonalModel(Part):
 
     def finish(self, client: Client) -> Tree:
         """Store v_k as plain tensors; nothing of it is sent."""
-        client.state[self.name] = {k: v.detach() for k, v in client.state[self.name].items()}
+        client.state[self.name] = closed(client.state[self.name])
         return {}
 
     def predict(self, net: Net, x: Tensor, scoring: Scoring) -> Tensor | None:

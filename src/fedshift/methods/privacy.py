@@ -9,7 +9,7 @@ from fedshift.privacy.secure import SecureAggregation
 
 @register("central-dp", paper="McMahan et al., ICLR 2018", group="privacy")
 def central_dp() -> Method:
-    """The published model hides any one site; the server is trusted.
+    """The published model hides every site; a trusted server.
 
     Updates are clipped, averaged and given Gaussian noise at the server, and an accountant says
     which epsilon has been spent. The unit that is hidden is a whole site.
@@ -26,7 +26,7 @@ def central_dp() -> Method:
     "local-dp", paper="McMahan et al., ICLR 2018, with the noise at the sites", group="privacy"
 )
 def local_dp() -> Method:
-    """Sites add noise before anything leaves them; nobody is trusted.
+    """Sites add noise before anything leaves; nobody is trusted.
 
     Each site clips its update and adds Gaussian noise itself, so that not even the server sees a
     plain one.

@@ -164,8 +164,8 @@ def refused_with(unit: Unit, known: Mapping[str, Unit]) -> dict[str, str]:
     return found
 
 
-def general(reason: str, unit: Unit) -> str:
+def general(reason: str, unit: Unit, word: str = "it") -> str:
     """A reason with the unit's names replaced, so that equal ones can be put together."""
     for name in sorted(unit.names, key=len, reverse=True):
-        reason = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "it", reason)
+        reason = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w`-])", word, reason)
     return reason

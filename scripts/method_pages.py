@@ -17,6 +17,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import method_pictures
+
 from fedshift.about import card as cards
 from fedshift.about import stacks
 from fedshift.base.errors import FedshiftError
@@ -139,7 +141,9 @@ def head(entry: Entry[Method], scenario: Scenario) -> str:
             (f"`{s['key']}`", shown(s["default"]), s["range"], s["meaning"])
             for s in found["settings"]
         ]
-        text += "\n\n" + table(["setting", "default", "range", "meaning"], settings)
+        listed = table(["setting", "default", "range", "meaning"], settings)
+        summary = f"<summary>Settings of {entry.name}</summary>"
+        text += f'\n\n<details markdown="1">\n{summary}\n\n{listed}\n\n</details>'
     return text
 
 
@@ -409,6 +413,7 @@ def files(*, with_stacks: bool) -> Iterator[tuple[Path, str]]:
     listed = DOCS / "methods.md"
     yield listed, filled(listed.read_text(), index())
     yield DOCS / "field.md", field(with_stacks=with_stacks)
+    yield from method_pictures.files()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -422,6 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not path.exists() or path.read_text() != text:
             old.append(path)
             if not given.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
     for path in old:
         print(f"{'out of date' if given.check else 'written'}: {path.relative_to(ROOT)}")

@@ -86,13 +86,13 @@ def tiny_scenario(**changes: Any) -> Scenario:
     return base.change(**changes)
 
 
-def granting(method: str | Method) -> dict[str, Any]:
-    """What the tiny scenario lacks for the extra data that the method declares it needs."""
+def granting(method: str | Method, base: Scenario | None = None) -> dict[str, Any]:
+    """What a scenario, by default the tiny one, lacks for the extra data that the method needs."""
     whole = method if isinstance(method, Method) else build(method)
     needs = {need for part in whole.declared for need in part.needs}
     given: dict[str, Any] = {"labelled": 0.5} if "client_unlabelled" in needs else {}
-    given |= {"public": "tiny"} if needs & {"public_set", "public_labels"} else {}
-    base = tiny_scenario()
+    base = base or tiny_scenario()
+    given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
     extra = [need for need in sorted(needs) if not resource(need).granted(base)]
     return given | ({"allow": (*base.allow, *extra)} if extra else {})
 

@@ -138,7 +138,7 @@ CASES = {
     ),
     "clash of aggregators": (
         ["--method", "scaffold + fedadam"],
-        "'fedadam' cannot be added, a method has one",
+        "uniform and adam are both aggregators, and a method has one; leave out 'fedadam'",
     ),
     "wrong optimiser": (
         ["--method", "scaffold", "--set", "scenario.momentum=0.9"],

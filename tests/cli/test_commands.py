@@ -104,7 +104,6 @@ def test_the_page_can_be_made_again(fedshift, runs: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("methods", "scaffold"),
         ("parts", "control-variates"),
         ("scenarios", "f2dc/pacs"),
         ("backbones", "resnet10"),
@@ -112,6 +111,7 @@ def test_the_page_can_be_made_again(fedshift, runs: Path, tmp_path: Path):
     ],
 )
 def test_lists_have_one_line_each(fedshift, kind, name):
+    """Methods have headings besides: test_show_method.py."""
     lines = fedshift("list", kind).splitlines()
     assert sum(line.startswith(name + " ") for line in lines) == 1
     assert len(json.loads(fedshift("list", kind, "--json"))) == len(lines)

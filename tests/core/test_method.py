@@ -202,7 +202,7 @@ def test_words_make_a_method():
 
 
 def test_two_aggregators_clash():
-    with pytest.raises(ClashError, match="are both aggregators; 'fedadam' cannot be added"):
+    with pytest.raises(ClashError, match="are both aggregators, and a method has one"):
         build("feddyn + fedadam")
     assert build("fedavgm + fedprox").aggregate == Mean(optimiser=Momentum())
 

@@ -13,12 +13,13 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedshift.base import seeds
 from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
@@ -27,9 +28,28 @@ T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
+SECTIONS = ("Use it", "Not for", "Equations")  # of a builder's docstring, each from a line's start
+_SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):\s*", re.MULTILINE)
+
+
+class Equation(NamedTuple):
+    """Where a paper states something, and the functions that compute it here."""
+
+    where: str  # "Eq. 3", "Algorithm 1, line 5"
+    functions: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered builder, with the citation that listings print beside it."""
+    """One registered builder, with the citation that listings print beside it.
+
+    What listings and pages say of it is the builder's docstring: a line of summary, the idea in a
+    paragraph, then up to three sections, each of which may be missing::
+
+        Use it: one sentence, when it is the right choice.
+        Not for: one sentence, when it is not.
+        Equations: Eq. 3: `model_contrast`; Algorithm 1, line 5: `ModelContrast.begin`.
+    """
 
     name: str
     build: Callable[..., T]
@@ -37,14 +57,72 @@ class Entry(Generic[T]):
     group: str = ""  # the heading under which listings show it
 
     @property
+    def doc(self) -> str:
+        """The builder's docstring, without indentation."""
+        return inspect.getdoc(self.build) or ""
+
+    @property
     def summary(self) -> str:
         """First line of the builder's docstring."""
-        return (inspect.getdoc(self.build) or "").split("\n")[0]
+        return self.doc.split("\n")[0]
+
+    @property
+    def idea(self) -> str:
+        """What stands between the summary and the first section, on one line."""
+        told = _SECTION.split(self.doc, maxsplit=1)[0]
+        return " ".join(told.partition("\n")[2].split())
+
+    @property
+    def use(self) -> str:
+        """The section ``Use it``; empty if there is none."""
+        return self._section("Use it")
+
+    @property
+    def not_for(self) -> str:
+        """The section ``Not for``; empty if there is none."""
+        return self._section("Not for")
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """The section ``Equations``: items between semicolons, functions between backticks."""
+        items = self._section("Equations").removesuffix(".").split(";")
+        found = (
+            Equation(item.partition("`")[0].strip(" :,"), tuple(re.findall(r"`([^`]+)`", item)))
+            for item in items
+        )
+        return tuple(equation for equation in found if equation.functions)
+
+    def _section(self, title: str) -> str:
+        words = _SECTION.split(self.doc)  # text, title, text, title, text, ...
+        told = dict(zip(words[1::2], words[2::2], strict=True))
+        return " ".join(told.get(title, "").split())
+
+    def find(self, name: str, *packages: str) -> Any:
+        """What ``name`` means beside the builder, such as a function under ``equations``.
+
+        Looked for in the builder's module, then in the modules of ``packages``; None if it is in
+        none of them. ``Class.method`` is a method.
+        """
+        modules = [self.build.__module__, *(m for package in packages for m in _modules(package))]
+        first, *rest = name.split(".")
+        for module in modules:
+            found = getattr(sys.modules.get(module), first, None)
+            for attribute in rest:
+                found = getattr(found, attribute, None)
+            if found is not None:
+                return found
+        return None
 
     @property
     def options(self) -> Mapping[str, inspect.Parameter]:
         """Parameters of the builder function, by name."""
         return inspect.signature(self.build).parameters
+
+
+def _modules(package: str) -> list[str]:
+    """Modules of a package that are imported, without those of packages in it."""
+    inside = (m for m in sys.modules if m.startswith(f"{package}."))
+    return sorted(m for m in inside if m.count(".") == package.count(".") + 1)
 
 
 class Registry(Generic[T]):

@@ -25,6 +25,20 @@ from fedshift.base.errors import RunError
 from fedshift.base.files import home, write_json
 
 Row = dict[str, Any]
+ORDER = (  # headings of methods; others come after them
+    "reference",
+    "optimisation",
+    "label skew",
+    "personal",
+    "prototypes",
+    "alignment",
+    "augmentation",
+    "aggregation",
+    "privacy",
+    "compression",
+    "adaptation",
+)
+WIDTH = 80  # of lines that go into a pipe
 GROUPS = ("fedshift.methods", "fedshift.backbones", "fedshift.scenarios", "fedshift.data")
 
 
@@ -100,6 +114,35 @@ def print_catalogue(rows: list[Row]) -> None:
         typer.echo(text.rstrip())
 
 
+def by_group(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows under their headings: known ones in a fixed order, then others, then those of none."""
+    known = dict.fromkeys((*ORDER, *sorted(row["group"] for row in rows if row["group"]), ""))
+    found = {group: [row for row in rows if row["group"] == group] for group in known}
+    return {group or "other": own for group, own in found.items() if own}
+
+
+def print_methods(rows: list[Row], *, verbose: bool = False) -> None:
+    """Methods under headings, one line each; ``verbose`` adds paper and settings below each."""
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else WIDTH
+    for i, (group, own) in enumerate(by_group(rows).items()):
+        typer.echo(f"{chr(10) if i else ''}{group}:")
+        column = max(len(row["name"]) for row in own)
+        for row in own:
+            typer.echo(_cut(f"  {row['name'].ljust(column)}  {row['what'].rstrip('.')}", width))
+            if verbose:
+                more = paragraph(["", row["paper"], _text(row["switches"])], width)
+                typer.echo(more.lstrip("\n"), nl=bool(more.strip()))
+    if terminal and not verbose:
+        typer.echo("\n`fedshift show METHOD` tells more, --verbose adds papers and settings.")
+
+
+def _cut(line: str, width: int) -> str:
+    """A line that fits, cut between words if it has to be."""
+    line = line.rstrip()
+    return line if len(line) <= width else line[: width - 1].rpartition(" ")[0].rstrip() + "…"
+
+
 def paragraph(line: list[str], width: int) -> str:
     """A name, and below it everything else, wrapped between words.
 
@@ -148,6 +191,7 @@ def _methods() -> list[Row]:
                 "name": entry.name,
                 "what": entry.summary,
                 "paper": entry.paper,
+                "group": entry.group,
                 "switches": settings | _switches(entry),
             }
         )

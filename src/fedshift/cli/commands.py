@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -280,36 +280,55 @@ def list_(
         Literal["methods", "parts", "scenarios", "backbones", "datasets"],
         typer.Argument(help="What to list."),
     ] = "methods",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Methods: papers and settings, too.")
+    ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """List methods, parts, scenarios, backbones or datasets: one line each."""
-    from fedshift.cli.catalogue import catalogue, print_catalogue
+    """List methods by group, or parts, scenarios, backbones, datasets: one line each."""
+    from fedshift.cli.catalogue import catalogue, print_catalogue, print_methods
 
     rows = catalogue(kind)
     if as_json:
         typer.echo(json.dumps(rows))
+    elif kind == "methods":
+        print_methods(rows, verbose=verbose)
     else:
         print_catalogue(rows)
 
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|PATH",
+            help="A method or a part; or a run directory, or a folder of them.",
+            autocompletion=opt.names("methods"),
+        ),
+    ],
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            help="METHOD: where its bytes are counted; default digits.",
+            autocompletion=opt.names("scenarios"),
+        ),
+    ] = None,
+    backbone: opt.Backbone = None,
     against: opt.Against = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Show the numbers of a run, or the table of a folder of runs."""
-    from rich.console import Console
+    """Show what a method is, needs and sends, or the numbers of a run or a folder of runs."""
+    from fedshift.cli.show import holds_runs, require_path, show_method, show_runs
 
-    from fedshift.report import screen
-    from fedshift.report.load import load_comparison, load_run
-
-    single = (path / "config.json").exists() or not path.is_dir()
-    found: Any = load_run(path) if single else load_comparison(path)
-    if as_json:
-        typer.echo(json.dumps(found.summary if single else [r.summary for r in found.results]))
+    path = Path(what)
+    if holds_runs(path):
+        if scenario or backbone:
+            raise ConfigError(f"{what} holds runs; --scenario and --backbone are for methods")
+        show_runs(path, against, as_json=as_json)
     else:
-        Console().print(screen.detail(found) if single else screen.console(found, against))
+        require_path(what)
+        show_method(what, scenario or "digits", backbone, as_json=as_json)
 
 
 @app.command()

@@ -174,6 +174,20 @@ class Aggregator(Declares):
         """The rule, its server optimiser and its weighting."""
         return (self, self.optimiser, *([self.weights] if self.weights else []))
 
+    @property
+    def label(self) -> str:
+        """What differs from the plain mean: rule, weighting, server optimiser; empty if nothing.
+
+        Examples:
+            >>> Mean(Uniform(), Add(lr=0.5)).label, Mean().label
+            ('uniform, add', '')
+        """
+        plain = type(self)()
+        words = [] if type(self) is Mean else [self.name]
+        words += [self.weights.name] if self.weights and self.weights != plain.weights else []
+        words += [self.optimiser.name] if self.optimiser != plain.optimiser else []
+        return ", ".join(words)
+
     def settings(self) -> list[tuple[str, str, Any]]:
         """Every hyper-parameter as (owner's name, key, value)."""
         return [(d.name, f.name, getattr(d, f.name)) for d in self.declared for f in settings_of(d)]

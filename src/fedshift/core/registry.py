@@ -17,6 +17,7 @@ from fedshift.base.errors import ClashError, ConfigError, UnknownNameError
 from fedshift.base.registry import Entry, Registry
 from fedshift.base.settings import convert, parse_settings
 from fedshift.core.aggregate import Mean
+from fedshift.core.channel import Channel
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.part import Part
@@ -41,6 +42,8 @@ def parts() -> dict[str, type[Part]]:
     while open_:
         for kind in open_.pop().__subclasses__():
             open_.append(kind)
+            if kind is Channel:
+                continue
             # A part with mandatory settings cannot appear in an expression.
             with suppress(TypeError):
                 found[kind().name] = kind
@@ -66,7 +69,7 @@ def build(expression: str, **settings: Any) -> Method:
             whole = whole.without(word)
         else:
             added = component(word, _single_parts() | METHODS.entries(), {})
-            whole = _join(whole, added, word)
+            whole = join(whole, added, word)
     return whole
 
 
@@ -99,12 +102,12 @@ def _alone(kind: type[Part]) -> Method:
     return Method((kind(),))
 
 
-def _join(left: Method, right: Method, name: str) -> Method:
+def join(left: Method, right: Method, name: str) -> Method:
     """The parts of both, with the aggregator of whichever has one other than the plain mean."""
     own = [m.aggregate for m in (left, right) if m.aggregate != Mean()]
     if len(own) > 1 and own[0] != own[1]:
         raise ClashError(
-            f"{own[0].describe()['name']} and {own[1].describe()['name']} are both aggregators; "
-            f"{name!r} cannot be added, a method has one"
+            f"{own[0].label} and {own[1].label} are both aggregators, and a method has one; leave "
+            f"out {name!r}, or the other one with - {own[0].name}"
         )
     return Method(left.parts + right.parts, own[0] if own else Mean())

@@ -206,8 +206,10 @@ def _conflicts(server: Server, privacy_part: Part) -> Iterator[str]:
             yield from _conflicts_with(privacy_part, item)
     if privacy_part.aggregate_only:
         yield from _rule(server)
-    if server.keys(Scope.PERSONAL):
-        yield f"{min(server.keys(Scope.PERSONAL))} is personal and leaves the site by itself"
+    if personal := server.keys(Scope.PERSONAL):
+        key = min(personal)
+        owners = (p.name for p in server.method.parts if key in p.scope(server.net))
+        yield f"{key} of {next(owners)} is personal and leaves the site by itself"
     if server.scenario.private_at_new_site == "mean":
         yield "private_at_new_site=mean makes the sites send their private entries"
     if privacy_part.weights_in_payload and server.scenario.bn == "recompute":

@@ -227,17 +227,50 @@ class TopK(Codec):
 
 @register("half", group="compression")
 def half() -> Method:
-    """FedAvg whose sites send steps as float16: half of the upload."""
+    """Steps travel as float16: half of the upload.
+
+    Each site sends the step d = w - theta of every trained entry rounded to half precision, and the
+    server adds it to the theta that it has sent. Small numbers lose less than large ones when they
+    are rounded.
+
+    Use it: the uplink is the bottleneck and nothing may be lost that matters: three digits of a
+    step are enough for averaging.
+    Not for: fewer than half of the bytes (take quantise or top-k), or beside secure-aggregation,
+    whose masked numbers cannot be rounded.
+    Equations: d = w - theta: `Codec.encode`, `Codec.decode`; rounding: `Half.pack`.
+    """
     return Method((Half(),))
 
 
 @register("quantise", paper="Alistarh et al., NeurIPS 2017 (QSGD)", group="compression")
 def quantise() -> Method:
-    """FedAvg whose sites send steps in 8 bits (or 4, 16), rounded at random: unbiased."""
+    """Steps travel in 8 bits (or 4, 16), rounded at random: unbiased.
+
+    Every tensor's step is divided by a scale so that its largest entry fills the integers, and
+    rounded up or down at random so that the expected value is the step itself. One scale of 4 bytes
+    per tensor travels beside it.
+
+    Use it: a quarter of the upload is wanted (an eighth with bits=4) and many sites average the
+    rounding noise away.
+    Not for: few sites and long runs, where the noise of rounding does not average out; beside
+    secure-aggregation it is refused.
+    Equations: QSGD, Sec. 3.1: `Quantise.pack`, `Quantise.unpack`.
+    """
     return Method((Quantise(),))
 
 
 @register("top-k", paper="Stich et al., NeurIPS 2018", group="compression")
 def top_k() -> Method:
-    """FedAvg whose sites send the largest steps only and keep the rest for later rounds."""
+    """The largest steps travel, the rest is kept for later rounds.
+
+    A site sends the largest entries of its step plus what it held back before, as values and
+    positions, and keeps the others. What was sent and what is held back always add up to all steps
+    (error feedback).
+
+    Use it: the upload must shrink by ten or a hundred and sites return often enough to send what
+    they held back.
+    Not for: sites that take part once or rarely, since their residual never leaves them, and beside
+    secure-aggregation, which refuses it.
+    Equations: Algorithm 1: `TopK.pack`, `TopK.unpack`, `TopK.count`.
+    """
     return Method((TopK(),))

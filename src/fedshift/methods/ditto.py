@@ -74,5 +74,16 @@ class PersonalModel(Part):
 
 @register("ditto", paper="Li et al., ICML 2021", group="personal")
 def ditto() -> Method:
-    """FedAvg plus a personal model per client, pulled towards the shared one."""
+    """A personal model per client, pulled towards the shared one.
+
+    Beside the shared model of FedAvg every client trains a second model on the same batches, with a
+    quadratic pull to the received one; only that second model is scored at the site and it never
+    leaves it.
+
+    Use it: every site wants a model of its own, and sites differ in more than their normalisation.
+    Not for: one model for all or for new sites: the shared branch is FedAvg; local computation and
+    memory are twice FedAvg's.
+    Equations: Algorithm 1, lines 5 to 7: `PersonalModel.phases`; objective of v_k:
+    `PersonalModel.objective`.
+    """
     return Method((PersonalModel(),))

@@ -34,5 +34,16 @@ class PrivateBatchNorm(Part):
 
 @register("fedbn", paper="Li et al., ICLR 2021", group="personal")
 def fedbn() -> Method:
-    """Everything but BatchNorm is averaged; each client keeps its own normalisation."""
+    """Everything but BatchNorm is averaged; each site keeps its own.
+
+    Weights, biases and statistics of all BatchNorm layers stay at the client, so that every site
+    normalises its own look away. At a new site the statistics are estimated on its unlabelled
+    inputs.
+
+    Use it: sites differ in how their inputs look (scanner, camera, pen) and the backbone has
+    BatchNorm: the first method to try.
+    Not for: backbones without BatchNorm, where it is FedAvg, or one model file for everybody: there
+    is none.
+    Equations: Algorithm 1: `PrivateBatchNorm.scope`; new site: `PrivateBatchNorm.adapt`.
+    """
     return Method((PrivateBatchNorm(),))

@@ -83,5 +83,16 @@ class Dual(ServerOptimiser):
 
 @register("feddyn", paper="Acar et al., ICLR 2021", group="optimisation")
 def feddyn() -> Method:
-    """Local duals and a server dual, so that local and global optima agree."""
+    """Local duals and a server dual align local and global optima.
+
+    A linear term, updated after each visit, cancels the pull of a client's own optimum, and a
+    quadratic one keeps it near the received model. The server adds the accumulated drift to the
+    mean.
+
+    Use it: many rounds of long local training with plain SGD, on sites whose optima differ.
+    Not for: momentum, Adam or few rounds: the duals accumulate every outlier, and it diverges more
+    easily than FedProx.
+    Equations: Algorithm 1, local objective: `DynamicDual.loss`; its dual: `DynamicDual.finish`;
+    server: `Dual`.
+    """
     return Method((DynamicDual(),), Mean(Uniform(), Dual()))

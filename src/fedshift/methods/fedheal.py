@@ -111,5 +111,16 @@ class DistanceWeights(Weighting):
 
 @register("fedheal", paper="Chen et al., CVPR 2024", group="aggregation")
 def fedheal() -> Method:
-    """Mean of sign-consistent updates, with weights that follow the lengths of the updates."""
+    """Mean of sign-consistent updates, weighted by their lengths.
+
+    An update of a weight counts only if the client has mostly moved that weight in the same
+    direction before. Clients whose masked updates are longer gain weight from round to round.
+
+    Use it: domains are unequally hard and the mean follows the easy ones; it changes nothing at the
+    sites.
+    Not for: secure aggregation or very many clients: the server keeps one float per weight and
+    client.
+    Equations: consistency and mask: `consistent`; distances: `distance`; weights: `next_weights`;
+    masked mean: `masked_step`.
+    """
     return Method(aggregate=ConsistentMean(DistanceWeights()))

@@ -41,5 +41,15 @@ class NormalisedMean(Aggregator):
 
 @register("fednova", paper="Wang et al., NeurIPS 2020", group="optimisation")
 def fednova() -> Method:
-    """Mean of updates normalised by the local steps that made them."""
+    """Updates are normalised by the local steps that made them.
+
+    A client that takes more steps moves further and would count more than its share; each update is
+    divided by its number of steps before averaging and the mean is scaled back.
+
+    Use it: sites take very different numbers of local steps, because of their sizes or of budgets
+    in epochs.
+    Not for: equal steps everywhere, where it is FedAvg, and Adam at the clients, for which its
+    algebra does not hold.
+    Equations: Eq. 6: `NormalisedMean.combine`; tau_k with momentum: `effective_steps`.
+    """
     return Method(aggregate=NormalisedMean())

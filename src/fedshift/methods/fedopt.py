@@ -87,23 +87,55 @@ class Yogi(Adaptive):
 
 @register("fedavgm", paper="Hsu et al., 2019", group="optimisation")
 def fedavgm() -> Method:
-    """FedAvg with momentum at the server."""
+    """FedAvg with momentum at the server.
+
+    The server treats the mean update as a gradient and adds a decaying sum of the earlier ones to
+    it.
+
+    Use it: label skew or few participants make successive means point to different sides.
+    Not for: short runs, in which momentum overshoots; beta=0 is FedAvg.
+    Equations: Hsu et al., Sec. 3: `Momentum`.
+    """
     return Method(aggregate=Mean(optimiser=Momentum()))
 
 
 @register("fedadagrad", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedadagrad() -> Method:
-    """FedAvg with Adagrad at the server."""
+    """FedAvg with Adagrad at the server.
+
+    The server divides each coordinate of the mean update by the root of the sum of its squares so
+    far.
+
+    Use it: updates are sparse: text, embeddings, rare classes.
+    Not for: long runs, since its steps only shrink, and short ones without tuning lr.
+    Equations: Algorithm 2: `Adaptive`; second moment: `Adagrad.second_moment`.
+    """
     return Method(aggregate=Mean(optimiser=Adagrad()))
 
 
 @register("fedadam", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedadam() -> Method:
-    """FedAvg with Adam at the server."""
+    """FedAvg with Adam at the server.
+
+    The server divides a moving average of the mean updates by the root of a moving average of their
+    squares, coordinate by coordinate.
+
+    Use it: gradients of layers differ much in scale, as in transformers, and lr can be tuned.
+    Not for: a comparison at default rates: the server's lr has to be tuned with the clients'.
+    Equations: Algorithm 2: `Adaptive`; second moment: `Adam.second_moment`.
+    """
     return Method(aggregate=Mean(optimiser=Adam()))
 
 
 @register("fedyogi", paper="Reddi et al., ICLR 2021", group="optimisation")
 def fedyogi() -> Method:
-    """FedAvg with Yogi at the server."""
+    """FedAvg with Yogi at the server.
+
+    As FedAdam, but the second moment changes by an additive step, so that it shrinks slowly after a
+    large update.
+
+    Use it: FedAdam is unstable because updates are occasionally large.
+    Not for: a comparison at default rates: the server's lr has to be tuned with the clients'.
+    Equations: Algorithm 2: `Adaptive`; second moment: `Yogi.second_moment`.
+    """
     return Method(aggregate=Mean(optimiser=Yogi()))

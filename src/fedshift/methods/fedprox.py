@@ -27,5 +27,15 @@ class Proximal(Part):
 
 @register("fedprox", paper="Li et al., MLSys 2020", group="optimisation")
 def fedprox() -> Method:
-    """FedAvg with a quadratic pull towards the received model."""
+    """FedAvg with a quadratic pull towards the received model.
+
+    Each local step is drawn back towards the model that the server sent, in proportion to how far
+    it has gone, so that long local training does not drift.
+
+    Use it: local training is long or sites differ, and something as cheap and as stable as FedAvg
+    is wanted.
+    Not for: short local training, where there is no drift to limit and the pull only slows
+    learning.
+    Equations: Eq. 2: `Proximal.loss`.
+    """
     return Method((Proximal(),))

@@ -37,5 +37,14 @@ class HeadThenBody(Part):
 
 @register("fedrep", paper="Collins et al., ICML 2021", group="personal")
 def fedrep() -> Method:
-    """Private head and shared body, trained one after the other."""
+    """Private head first, then the shared body.
+
+    In each visit the client fits its own head on the received features, then trains the body with
+    that head fixed; only the body is averaged.
+
+    Use it: sites share a representation and each has enough samples for a head of its own.
+    Not for: new sites, and budgets in bytes or steps: the head's epochs come on top of the
+    scenario's.
+    Equations: Algorithm 1: `HeadThenBody.phases`; private head: `PrivateHead.scope`.
+    """
     return Method((PrivateHead(), HeadThenBody()))

@@ -158,5 +158,17 @@ class ClusterPrototypes(Part):
 
 @register("fpl", paper="Huang et al., CVPR 2023", group="prototypes")
 def fpl() -> Method:
-    """FedAvg with features pulled towards the cluster prototypes of their class."""
+    """Features are pulled to cluster prototypes of their class.
+
+    Clients send the mean feature of each class, the server clusters the means of a class over
+    clients so that large domains do not dominate, and local features are contrasted with these
+    prototypes and drawn to their mean.
+
+    Use it: one model for several domains is wanted, class means may leave the sites, and there are
+    at least four clients.
+    Not for: sites that may not share class means; regression; fewer than four clients make one
+    cluster per class.
+    Equations: cluster prototypes: `cluster_prototypes`; contrast: `contrast`; consistency:
+    `consistency`; class means: `class_means`.
+    """
     return Method((ClusterPrototypes(),))

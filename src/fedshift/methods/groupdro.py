@@ -71,5 +71,14 @@ class ExponentialWeights(Weighting):
 
 @register("groupdro", paper="Sagawa et al., ICLR 2020; as in FedDebias", group="aggregation")
 def groupdro() -> Method:
-    """FedAvg with exponential weights on the clients' losses."""
+    """Clients with a high loss count more.
+
+    Each client reports the loss of the received model on its data, and its weight in the mean grows
+    exponentially with it.
+
+    Use it: the worst site matters more than the average one.
+    Not for: noisy or damaged sites, which get the largest weights, and privacy parts, since a loss
+    is sent.
+    Equations: w_k exp(eta l_k): `ExponentialWeights`; l_k: `LossProbe.probe`.
+    """
     return Method((LossProbe(),), Mean(ExponentialWeights()))

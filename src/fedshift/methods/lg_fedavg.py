@@ -17,5 +17,13 @@ class PrivateBody(Part):
 
 @register("lg-fedavg", paper="Liang et al., 2020", group="personal")
 def lg_fedavg() -> Method:
-    """Private body, shared head: only the head is sent."""
+    """Private body, shared head: only the head is sent.
+
+    Each client learns features of its own and shares the classifier on top of them, so very little
+    travels.
+
+    Use it: the uplink is narrow and each site has enough data for a body of its own.
+    Not for: new sites, which have no body, and sites with little data.
+    Equations: Sec. 3, local representations: `PrivateBody.scope`.
+    """
     return Method((PrivateBody(),))

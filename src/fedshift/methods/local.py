@@ -17,5 +17,13 @@ class PrivateEverything(Part):
 
 @register("local", group="reference")
 def local() -> Method:
-    """No exchange of weights: the baseline that federated training has to beat."""
+    """Every site alone with the same budget: what federation must beat.
+
+    No weight is ever sent: each client trains from the common start on its own data for as many
+    rounds as the others.
+
+    Use it: as the lower reference of a comparison under the protocol personal.
+    Not for: anything else; under global and unseen it has no model to score.
+    Equations: all entries private: `PrivateEverything.scope`.
+    """
     return Method((PrivateEverything(),))

@@ -29,5 +29,13 @@ class Mixup(Part):
 
 @register("mixup", paper="Zhang et al., ICLR 2018", group="augmentation")
 def mixup() -> Method:
-    """FedAvg on mixed pairs of each client's own samples."""
+    """Convex pairs of each client's own samples.
+
+    Each batch is mixed with a permutation of itself, inputs and labels with the same share, which
+    smooths the decision between samples.
+
+    Use it: sites have few samples and overfit; it stacks on nearly every method.
+    Not for: pixels or columns that must not be blended, and very short runs, which it slows down.
+    Equations: Zhang et al., Eq. 1: `Mixup.batch`.
+    """
     return Method((Mixup(),))

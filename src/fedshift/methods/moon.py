@@ -63,5 +63,14 @@ class Projector(Part):
 
 @register("moon", paper="Li et al., CVPR 2021", group="optimisation")
 def moon(projector: bool = False) -> Method:
-    """FedAvg with a contrast between local, received and previous features."""
+    """Contrast of local, received and previous features.
+
+    A client's features are drawn to those of the received model and pushed away from those of its
+    own model of the visit before, so that it does not drift the same way again.
+
+    Use it: label skew with long local training, on clients that return.
+    Not for: domain skew, where papers find it below FedAvg, and clients that come once; it costs
+    two more forward passes.
+    Equations: Eq. 3: `model_contrast`, `ModelContrast.loss`.
+    """
     return Method((*([Projector()] if projector else []), ModelContrast()))

@@ -235,35 +235,84 @@ def weiszfeld(gram: Tensor, weights: Tensor, nu: float) -> Tensor:
 
 @register("median", paper="Yin et al., ICML 2018", group="aggregation")
 def coordinate_median() -> Method:
-    """The median of each coordinate, against fewer than half hostile sites."""
+    """The median of each coordinate, against a hostile minority.
+
+    The server takes the middle value of each weight over the sites, so that fewer than half of them
+    cannot carry it away.
+
+    Use it: some sites may be broken or hostile and it is not known how many.
+    Not for: honest sites of different domains: what few of them know is cut off with the outliers.
+    Equations: Algorithm 1, option I: `median`, `Median.combine`.
+    """
     return Method(aggregate=Median())
 
 
 @register("trimmed-mean", paper="Yin et al., ICML 2018", group="aggregation")
 def trimmed_mean() -> Method:
-    """The mean of each coordinate without its extremes."""
+    """The mean of each coordinate without its extremes.
+
+    For each weight the largest and the smallest values over the sites are dropped and the others
+    averaged.
+
+    Use it: the fraction of hostile sites is bounded and known.
+    Not for: small cohorts of different domains: with five sites and trim=0.2 two of five values are
+    dropped.
+    Equations: Algorithm 1, option II: `TrimmedMean.cut`.
+    """
     return Method(aggregate=TrimmedMean())
 
 
 @register("krum", paper="Blanchard et al., NeurIPS 2017", group="aggregation")
 def krum() -> Method:
-    """The one update that has the nearest neighbours."""
+    """The one update that has the nearest neighbours.
+
+    The server takes the single update whose nearest others are closest to it, and drops all the
+    rest.
+
+    Use it: safety against few hostile sites outweighs accuracy, and the sites are alike.
+    Not for: several domains: it keeps one site, hence one domain.
+    Equations: Sec. 4: `krum_scores`, `Krum.chosen`.
+    """
     return Method(aggregate=Krum())
 
 
 @register("multi-krum", paper="Blanchard et al., NeurIPS 2017", group="aggregation")
 def multi_krum() -> Method:
-    """The mean of the updates that have near neighbours."""
+    """The mean of the updates that have near neighbours.
+
+    As Krum, but all updates except as many as may attack are averaged, those with the best scores.
+
+    Use it: hostile sites send updates that are far from the others; it keeps more of the honest
+    ones than Krum.
+    Not for: domains that are rare among the sites, which look like attackers.
+    Equations: Sec. 4: `krum_scores`, `MultiKrum.kept`.
+    """
     return Method(aggregate=MultiKrum())
 
 
 @register("norm-clip", paper="Sun et al., 2019", group="aggregation")
 def norm_clip() -> Method:
-    """The mean of updates of bounded length."""
+    """The mean of updates of bounded length.
+
+    Updates longer than a bound, by default the median of the round, are shortened to it before
+    averaging.
+
+    Use it: a mild protection that costs honest sites little.
+    Not for: attackers whose updates are short and point the wrong way, which pass unchanged.
+    Equations: clipped mean: `NormClip.combine`.
+    """
     return Method(aggregate=NormClip())
 
 
 @register("geometric-median", paper="Pillutla et al., IEEE TSP 2022", group="aggregation")
 def geometric_median() -> Method:
-    """The point with the smallest sum of distances to the updates."""
+    """The point with the smallest sum of distances to the updates.
+
+    Instead of each coordinate by itself the whole update is treated as one point, and the one
+    nearest to all in sum is taken.
+
+    Use it: fewer than half of the sites may be hostile, and whole updates are the outliers.
+    Not for: attacks that hide in few coordinates of otherwise normal updates.
+    Equations: Algorithm 2, smoothed Weiszfeld: `weiszfeld`.
+    """
     return Method(aggregate=GeometricMedian())

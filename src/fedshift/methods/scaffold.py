@@ -77,5 +77,14 @@ class ControlVariates(Part):
 
 @register("scaffold", paper="Karimireddy et al., ICML 2020", group="optimisation")
 def scaffold() -> Method:
-    """Gradients corrected by the difference of global and local control variates."""
+    """Control variates undo the drift of each client.
+
+    Server and clients keep an estimate of their mean gradients, and each local step is corrected by
+    the difference, so that clients walk to the joint optimum and not to their own.
+
+    Use it: long local training with plain SGD, on clients that return in most rounds.
+    Not for: momentum or Adam, rare participation, and narrow links: twice FedAvg's bytes both ways.
+    Equations: Algorithm 1, line 10: `ControlVariates.edit_gradients`; lines 12 and 13:
+    `ControlVariates.finish`; line 17: `ControlVariates.merge`.
+    """
     return Method((ControlVariates(),), Mean(Uniform(), Add()))

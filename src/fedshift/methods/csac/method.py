@@ -173,5 +173,18 @@ class CrossLayerCalibration(Part):
 
 @register("csac", paper="Yuan et al., TKDE 2023", group="alignment")
 def csac() -> Method:
-    """Divergence-weighted fusion, and cross-layer alignment with a frozen local model."""
+    """Divergence-weighted fusion, cross-layer semantic calibration.
+
+    In round 1 each client trains its own model for long and keeps a frozen copy. The server fuses
+    layer by layer, the more weight the further a client is from the mean, and clients train the
+    fused model on while its layers are aligned with those of their copy.
+
+    Use it: a model for a domain that nobody has seen is wanted from a few well-filled source sites,
+    all present in every round.
+    Not for: sampled clients, small or damaged sites (distance is weight), equal budgets, and secure
+    aggregation.
+    Equations: Eq. 2: `smoothed`; Eq. 3: `gaps`; Eq. 4: `fusion_weights`, `fuse`; Eq. 5: `project`;
+    Eq. 6: `alignment`, `mmd`; Eqs. 7 to 9: `position_attention`, `channel_attention`,
+    `both_attentions`; Eqs. 10 and 11: `CrossLayerCalibration.loss`.
+    """
     return Method((SemanticAcquisition(), CrossLayerCalibration()), DivergenceFusion())

@@ -165,5 +165,18 @@ class DomainAware(Weighting):
 
 @register("f2dc", paper="Wang et al., 2026", group="alignment")
 def f2dc() -> Method:
-    """Separate robust from domain-related features, correct the latter; domain-aware mean."""
+    """Separates robust from domain-related features, corrects these.
+
+    A mask after the last stage splits its map into a part that is robust across domains and one
+    that is tied to the domain; the latter is corrected instead of dropped, and their sum goes on.
+    The server weighs clients by size and by how far their share is from that of a domain.
+
+    Use it: one model is to be good on every training domain, sites hold some hundred images each,
+    and domains may be told.
+    Not for: sites of a few dozen images (modules=shared is better there), vectors instead of maps,
+    and new sites.
+    Equations: Eq. 3: `concrete_mask`; Eq. 4: `related_part`; Eq. 5: `decoupler_loss`,
+    `wrong_label`; Eq. 6: `correction`; Eq. 7: `corrector_loss`; Eq. 9: `DecoupleAndCorrect.loss`;
+    Eq. 10: `domain_discrepancy`; Eq. 11: `domain_aware_weights`.
+    """
     return Method((DecoupleAndCorrect(),), Mean(DomainAware()))

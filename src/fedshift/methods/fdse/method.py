@@ -270,6 +270,21 @@ def erase(net: Net, batch: Batch) -> Output:
 
 @register("fdse", paper="Wang et al., CVPR 2025", group="personal")
 def fdse() -> Method:
-    """Consensus of extractors, similarity-mixed erasers, consistent feature statistics."""
+    """Personal layers erase domain skew; consensus on the rest.
+
+    Every layer is taken apart into an extractor that all sites share and a cheap eraser of each
+    site, and a term pulls the statistics of erased features to the shared ones. The server moves
+    shared layers in a direction that opposes no client and mixes the erasers of clients that are
+    alike.
+
+    Use it: every site wants a good model of its own, data look different from site to site, and new
+    sites have unlabelled inputs.
+    Not for: secure aggregation, backbones with attention or grouped convolutions, pretrained
+    weights, and runs of few rounds.
+    Equations: Eqs. 2 and 3: `Decomposed`, `extractor`; Eq. 4: `batch_statistics`; Eq. 5: `running`;
+    Eq. 6: `layer_gap`; Eq. 7: `depth_weights`, `StatisticsConsistency.consistency`; Eq. 8:
+    `min_norm_weights`, `consensus`; Eq. 9: `similarity_weights`; Sec. 5.4:
+    `StatisticsConsistency.adapt`.
+    """
     parts = (DecomposeLayers(), StatisticsConsistency(), SimilarityMixing())
     return Method(parts, LayerConsensus())

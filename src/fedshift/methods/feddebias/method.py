@@ -207,5 +207,17 @@ def overlaps(y_p: Tensor, y: Tensor) -> Tensor:
 
 @register("feddebias", paper="Guo et al., ICML 2023", group="label skew")
 def feddebias() -> Method:
-    """Pseudo-data that balance the classifier, and a max-min contrast of local features."""
+    """Pseudo-data balance the classifier and align local features.
+
+    All clients get the same batch of pseudo-data, means of random samples that are close to noise:
+    the output on it is kept flat, and a projection learns where local and received features of it
+    differ, along which they are then drawn together.
+
+    Use it: clients lack classes, local training is long, and means of inputs may leave the sites.
+    Not for: sites that hold every class, sensitive inputs (a mean of few is data), and few local
+    steps.
+    Equations: Algorithm 2, line 5: `random_sample_means`; Eq. 4: `mixture`; second term of Eq. 3:
+    `balance`; Eq. 5: `cosines`, `contrast`; Eq. 6: `overlaps`; Algorithm 1, lines 7 to 11:
+    `ContrastiveProjector.phases`.
+    """
     return Method((PseudoData(), BalancedOutput(), ContrastiveProjector()))

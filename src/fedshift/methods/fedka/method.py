@@ -178,7 +178,20 @@ class EmbeddingMatching(Aligned, Part):
 
 @register("fedka", paper="Sun et al., ACML 2022", group="alignment")
 def fedka(target_at: str = "server", target_samples: int = 512, gamma: float = 5.0) -> Method:
-    """Alignment with an unlabelled target, adversarial and by MK-MMD, and voting on its labels."""
+    """Alignment with an unlabelled target, and voting on its labels.
+
+    Features of the clients are drawn to those of an unlabelled target by an adversary and by kernel
+    means, and the clients' models vote on the target's labels, on which the server fine-tunes the
+    mean.
+
+    Use it: one target domain is known beforehand, the server has its inputs, and no labels of it
+    exist.
+    Not for: targets that are not known before training, weak local models (votes go wrong), and
+    secure aggregation.
+    Equations: Sec. 3.2.4: `coefficient`, `progress`; Eq. 2: `domain_loss`; Eqs. 3, 4 and 8:
+    `reverse`; Eqs. 5 and 6: `mk_mmd`; Eq. 7: `EmbeddingMatching.loss`; Eq. 10: `majority`; Sec.
+    3.2.5: `FederatedVoting.refine`.
+    """
     aligned = (target_at, target_samples, gamma)
     voting = FederatedVoting(gamma=gamma)
     return Method((GlobalDisentangler(*aligned), EmbeddingMatching(*aligned), voting))

@@ -27,7 +27,7 @@ def test_the_critical_difference_is_that_of_demsars_table_5(k, q):
 
 
 def test_friedmans_statistic_is_its_formula():
-    """chi2 = 12 N / (k (k + 1)) (sum R^2 - k (k + 1)^2 / 4); with two degrees p = exp(-chi2 / 2)."""
+    """chi2 = 12 N / (k (k + 1)) (sum R^2 - k (k + 1)^2 / 4); p = exp(-chi2 / 2)."""
     scores = {"a": [4, 4, 4, 1, 4], "b": [3, 3, 1, 4, 3], "c": [1, 1, 3, 3, 1]}
     found = rank(scores)
     means = {"a": 7 / 5, "b": 10 / 5, "c": 13 / 5}

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedshift.base.errors import DivergedError
 from fedshift.base.process import tune_process
 from fedshift.experiment.compare import plan
 from fedshift.experiment.run import execute
@@ -52,15 +53,16 @@ def measured(name: str, rate: float) -> Row:
     """One run of FedAvg."""
     scenario = scenario_from(name, "bench", None, {"lr": rate})
     (job,) = plan(["fedavg"], [scenario], [0], RUNS)
-    result = execute(job.config, job.method, job.path, Options(resume=True))
+    row = {"scenario": name, "rate": rate, "rounds": scenario.rounds}
+    try:
+        result = execute(job.config, job.method, job.path, Options(resume=True))
+    except DivergedError:
+        return row | {"settings": "", "val": 0.0, "gain": 0.0, "test": 0.0, "minutes": 0.0}
     protocol = scenario.protocols[0]
     val = curve(result, protocol, "val")
     end, before = val[-3:], val[: -(len(val) // 4)][-3:]
-    return {
-        "scenario": name,
-        "rate": rate,
+    return row | {
         "settings": short(result),
-        "rounds": scenario.rounds,
         "val": sum(end) / len(end),
         "gain": sum(end) / len(end) - sum(before) / len(before),
         "test": result.accuracy(protocol, "last"),
@@ -90,6 +92,11 @@ def table(rows: list[Row]) -> str:
         ]
         best = max(alike, key=lambda r: r["val"])
         mark = "**" if row is best else ""
+        if not row["minutes"]:
+            lines.append(
+                f"| `{row['scenario']}` | {row['rounds']} | {row['rate']:g} | diverged | | | |"
+            )
+            continue
         lines.append(
             f"| `{row['scenario']}` | {row['rounds']} | {mark}{row['rate']:g}{mark} | "
             f"{row['val']:.1f} | {row['gain']:+.1f} | {row['test']:.1f} | {row['minutes']:.1f} |"

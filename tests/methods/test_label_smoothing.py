@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fedshift.core.loop import Batch
 from fedshift.core.method import Method
 from fedshift.methods.label_smoothing import LabelSmoothing, smoothed
 from fedshift.testing import play, start
@@ -24,6 +27,11 @@ def test_with_zero_epsilon_it_is_fedavg():
 def test_the_targets_are_those_of_the_paper():
     expected = 0.7 * np.eye(4)[[2, 0, 1]] + 0.3 / 4
     np.testing.assert_allclose(smoothed(Y, 4, 0.3).numpy(), expected, rtol=1e-6)
+
+
+def test_the_targets_of_a_batch_are_smoothed():
+    batch = LabelSmoothing(0.3).batch(SimpleNamespace(classes=4), Batch(torch.ones(3, 1), Y))
+    np.testing.assert_allclose(batch.y[1].numpy(), [0.775, 0.075, 0.075, 0.075], rtol=1e-6)
 
 
 def test_the_loss_is_torchs_own_smoothed_cross_entropy():

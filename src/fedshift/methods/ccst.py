@@ -67,7 +67,8 @@ class PixelStyles(Part):
 
     def _spec(self, model: ModelSpec) -> dict[str, PayloadSpec]:
         channels = channels_of(model.net, self.stage(model.net))
-        return {"styles": PayloadSpec((Size("n", self.size), 2, channels))}
+        rows = 1 if self.bank == "overall" else Size("n", self.size)
+        return {"styles": PayloadSpec((rows, 2, channels))}
 
     def uploads(self, model: ModelSpec) -> Uploads:
         """Styles (n, 2, C), once."""

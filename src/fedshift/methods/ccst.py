@@ -36,7 +36,7 @@ from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of
 def restyled(maps: Tensor, own: Tensor, styles: Tensor) -> Tensor:
     """Maps (B, C, H, W) in ``styles`` (B, 2, C) by AdaIN, unchanged where ``own`` (B,) is true."""
     mean, std = (s[..., None, None] for s in styles.unbind(1))  # (B, C, 1, 1) each
-    return torch.where(own.view(-1, 1, 1, 1), maps, adain(maps, mean, std))
+    return torch.where(own.view(-1, 1, 1, 1).to(maps.device), maps, adain(maps, mean, std))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PixelStyles(Part):
     def draw(self, client: Client, rows: int) -> Change:
         """A client for each row, the own one included, and a style of that client."""
         told, generator = client.payload(self), client.generator(self.name)
-        styles, owner = told["styles"], told["owner"]  # (R, 2, C), (R,)
+        styles, owner = told["styles"], told["owner"].cpu()  # (R, 2, C), (R,)
         clients = int(owner.max()) + 1
         drawn = torch.randint(clients + 1, (rows,), generator=generator)  # the last is the own
         own = drawn == clients

@@ -59,8 +59,8 @@ def redraw_statistics(maps: Tensor, gamma: Tensor, noise: Tensor) -> Tensor:
     new = []
     for statistic, g, e in zip(channel_statistics(maps), gamma, noise, strict=True):
         spread = statistic.var(0, correction=0, keepdim=True) + EPSILON  # (1, C, 1, 1)
-        scale = ((1 + g.view(1, -1, 1, 1)) * spread).sqrt()
-        new.append(statistic + e[..., None, None] * scale)
+        scale = ((1 + g.to(maps).view(1, -1, 1, 1)) * spread).sqrt()
+        new.append(statistic + e.to(maps)[..., None, None] * scale)
     return adain(maps, *new)
 
 

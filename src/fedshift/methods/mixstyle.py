@@ -24,7 +24,7 @@ def mix_styles(maps: Tensor, other: Tensor, share: Tensor) -> Tensor:
 
     l is ``share`` (B,). No gradient flows through the statistics that are mixed.
     """
-    lam = share.view(-1, 1, 1, 1)
+    lam = share.view(-1, 1, 1, 1).to(maps)
     mean, std = (s.detach() for s in channel_statistics(maps))  # (B, C, 1, 1)
     mixed = (torch.lerp(s[other], s, lam) for s in (mean, std))
     return adain(maps, *mixed)

@@ -30,7 +30,7 @@ from fedshift.methods.shared.pixels import clip_to_pixels, require_images
 from fedshift.methods.shared.pool import kept_by_client, of_others
 from fedshift.methods.shared.stages import chosen_stages
 from fedshift.methods.shared.style_bank import channels_of, client_styles, overall_style
-from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of
+from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of, rest_necks
 
 
 def restyled(maps: Tensor, own: Tensor, styles: Tensor) -> Tensor:
@@ -157,8 +157,7 @@ class FeatureStyles(PixelStyles):
 
     def finish(self, client: Client) -> Tree:
         """Nothing more is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

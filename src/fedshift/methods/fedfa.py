@@ -35,6 +35,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 
 KINDS = ("mean", "std")
@@ -136,8 +137,7 @@ class FeatureAugmentation(Part):
 
     def finish(self, client: Client) -> Tree:
         """Send the running statistics."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return dict(client.state[self.name])
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:

@@ -16,6 +16,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 
 
@@ -64,8 +65,7 @@ class MixStyle(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

@@ -35,6 +35,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 from fedshift.methods.shared.targets import soft_targets
 
@@ -144,8 +145,7 @@ class StyleSharing(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing more is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 
@@ -191,8 +191,7 @@ class StyleExploration(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

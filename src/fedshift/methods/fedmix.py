@@ -72,6 +72,6 @@ def fedmix() -> Method:
 
     Use it: under label skew, if means of a few samples and their labels may leave a site.
     Not for: small budgets, since the second derivative makes a step about three times as long.
-    Equations: Eq. 4: `TaylorMixing.task_loss`; Algorithm 1, line 3: `group_means`.
+    Equations: Eq. 4: `TaylorMixing.task_loss`; Algorithm 1, line 3: `MeanPool.enrol`.
     """
     return Method((MeanPool(), TaylorMixing()))

@@ -314,11 +314,18 @@ def generated(specs, part):
     yield "of a stranger", add("stranger/x", torch.ones(1), "payload")
     shown = [key for key in specs if not key.endswith(f"/{ANY}")]
     for key in shown[:2] + shown[-1:]:
-        for what, change in wrong(specs[key], key):
+        for what, change in wrong(specs[key], key, fellows(specs, key)):
             yield f"{key} {what}", change
 
 
-def wrong(spec: PayloadSpec, key: str):
+def fellows(specs, key):
+    """Whether another entry of the part has a size that the site chooses: then they must agree."""
+    owner = key.partition("/")[0]
+    chosen = [k for k, spec in specs.items() if any(isinstance(n, Size) for n in spec.shape)]
+    return any(k != key and k.startswith(f"{owner}/") for k in chosen)
+
+
+def wrong(spec: PayloadSpec, key: str, paired: bool):
     """Every way in which one entry can differ from its spec."""
     form = lambda change: recast(key, change, "payload")  # noqa: E731
     yield "missing", drop(key, "payload")
@@ -329,7 +336,9 @@ def wrong(spec: PayloadSpec, key: str):
     if any(isinstance(n, Size) for n in spec.shape):
         many = max(n.most for n in spec.shape if isinstance(n, Size)) + 1
         yield "too long", form(lambda v: v[:1].repeat(many, *[1] * (v.dim() - 1)))
-        yield "longer than its fellow", form(lambda v: v[:-1] if len(v) > 1 else v.repeat(2))
+        longer = form(lambda v: v[:-1] if len(v) > 1 else v.repeat(2, *[1] * (v.dim() - 1)))
+        if paired:
+            yield "longer than its fellow", longer
     if spec.dtype.is_floating_point:
         for value in (math.nan, math.inf, 3e38):
             yield f"with {value}", form(lambda v, value=value: torch.full_like(v, value))

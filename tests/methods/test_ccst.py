@@ -85,6 +85,18 @@ def test_every_client_is_drawn_equally_often(admitted):
         assert float(same.float().mean()) == pytest.approx(1 / 3, abs=0.03)
 
 
+def test_clients_with_many_styles_are_not_drawn_more_often(admitted):
+    """Banks of four, one and one style: a third of the foreign draws each."""
+    _, client, _ = admitted()
+    owner = torch.tensor([0, 0, 0, 0, 1, 2])
+    rows = torch.arange(6.0).view(6, 1, 1).expand(6, 2, 3)
+    client.inbox |= {f"{NAME}/styles": rows, f"{NAME}/owner": owner}
+    drawn = PixelStyles().draw(client, 4000).keywords
+    found = owner[drawn["styles"][~drawn["own"]][:, 0, 0].long()]
+    shares = torch.bincount(found) / len(found)
+    np.testing.assert_allclose(shares.numpy(), 1 / 3, atol=0.03)
+
+
 def test_a_bank_of_single_images_holds_their_styles(admitted):
     session, client, batch = admitted("ccst[bank=single, size=3]")
     told = session.server.state[NAME]["styles/bright-0"].numpy()

@@ -63,6 +63,12 @@ def test_the_amplitude_never_changes_and_belongs_to_the_model():
     assert torch.equal(session.server.shared[PART.key], first)
 
 
+def test_clients_have_it_in_round_1(replies):
+    session = play(start("harmofl"), 1)
+    for update in replies(session, 1):
+        assert torch.equal(update.shared[PART.key], session.server.shared[PART.key])
+
+
 def test_without_amplitudes_it_is_fedsam(same):
     left = play(start(build("harmofl").without(PART.name)), 2)
     same(left.server.shared, play(start("fedsam"), 2).server.shared)

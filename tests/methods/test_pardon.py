@@ -80,14 +80,16 @@ def test_a_restyled_image_is_between_its_own_and_the_common_style(visit):
 def test_the_loss_has_both_terms_with_their_weights(visit):
     client, batch = visit
     state = client.generator(NAME).get_state()
-    part = InterpolatedStyle(gamma=0.5, kappa=0.3)
+    part = InterpolatedStyle(gamma=0.5, kappa=0.3, margin=2.0)  # so wide that it counts
     found = part.loss(client, Step(batch, client.net(batch.x), "model"))
     client.generator(NAME).set_state(state)
     z, other = (t.flatten(1).double() for t in (batch.x, part.restyled(client, batch.x)))
     client.generator(NAME).set_state(state)
     rows, drawn = other_class(batch.y, client.generator(NAME))
     squares = (z.numpy() ** 2 + other.numpy() ** 2).mean()
-    expected = 0.5 * float(triplet(z[rows], other[rows], other[drawn], 0.3)) + 0.3 * squares
+    contrast = float(triplet(z[rows], other[rows], other[drawn], 2.0))
+    assert contrast > 0.1
+    expected = 0.5 * contrast + 0.3 * squares
     assert float(found) == pytest.approx(expected, rel=1e-4)
 
 

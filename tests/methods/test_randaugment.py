@@ -105,3 +105,16 @@ def test_a_batch_is_changed_within_the_range_of_pixels_and_keeps_its_labels(open
     assert out.x.shape == x.shape
     assert float(out.x.abs().max()) <= 2 + 1e-5  # pixels 0 and 1 of "centred"
     assert not torch.equal(out.x, RandAugment(magnitude=30).batch(client, Batch(x, y)).x)
+
+
+def test_what_an_operation_leaves_alone_reaches_the_net_as_before(open_client):
+    """At magnitude 0 only auto-contrast and equalise change an image."""
+    client = open_client(start("randaugment"), "dark-0")
+    x, y = client.site.data.train.take(torch.arange(8))
+    generator = torch.Generator()
+    generator.set_state(client.generator("rand-augment").get_state())
+    drawn = torch.randint(len(NAMES), (8,), generator=generator)
+    kept = [i for i, k in enumerate(drawn) if NAMES[k] not in ("auto-contrast", "equalise")]
+    assert kept
+    out = RandAugment(operations=1, magnitude=0.0).batch(client, Batch(x, y))
+    np.testing.assert_allclose(out.x[kept].numpy(), x[kept].numpy(), atol=1e-4)

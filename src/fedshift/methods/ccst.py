@@ -30,13 +30,13 @@ from fedshift.methods.shared.pixels import clip_to_pixels, require_images
 from fedshift.methods.shared.pool import kept_by_client, of_others
 from fedshift.methods.shared.stages import chosen_stages
 from fedshift.methods.shared.style_bank import channels_of, client_styles, overall_style
-from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of
+from fedshift.methods.shared.styles import Change, adain, insert_necks, necks_of, rest_necks
 
 
 def restyled(maps: Tensor, own: Tensor, styles: Tensor) -> Tensor:
     """Maps (B, C, H, W) in ``styles`` (B, 2, C) by AdaIN, unchanged where ``own`` (B,) is true."""
     mean, std = (s[..., None, None] for s in styles.unbind(1))  # (B, C, 1, 1) each
-    return torch.where(own.view(-1, 1, 1, 1), maps, adain(maps, mean, std))
+    return torch.where(own.view(-1, 1, 1, 1).to(maps.device), maps, adain(maps, mean, std))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class PixelStyles(Part):
 
     def _spec(self, model: ModelSpec) -> dict[str, PayloadSpec]:
         channels = channels_of(model.net, self.stage(model.net))
-        return {"styles": PayloadSpec((Size("n", self.size), 2, channels))}
+        rows = 1 if self.bank == "overall" else Size("n", self.size)
+        return {"styles": PayloadSpec((rows, 2, channels))}
 
     def uploads(self, model: ModelSpec) -> Uploads:
         """Styles (n, 2, C), once."""
@@ -102,7 +103,7 @@ class PixelStyles(Part):
     def draw(self, client: Client, rows: int) -> Change:
         """A client for each row, the own one included, and a style of that client."""
         told, generator = client.payload(self), client.generator(self.name)
-        styles, owner = told["styles"], told["owner"]  # (R, 2, C), (R,)
+        styles, owner = told["styles"], told["owner"].cpu()  # (R, 2, C), (R,)
         clients = int(owner.max()) + 1
         drawn = torch.randint(clients + 1, (rows,), generator=generator)  # the last is the own
         own = drawn == clients
@@ -156,8 +157,7 @@ class FeatureStyles(PixelStyles):
 
     def finish(self, client: Client) -> Tree:
         """Nothing more is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

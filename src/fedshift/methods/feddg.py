@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedshift import (
     Client,
-    ConfigError,
     Method,
     ModelSpec,
     Part,
@@ -32,7 +31,7 @@ from fedshift.methods.shared.amplitude import (
     spectrum,
 )
 from fedshift.methods.shared.pixels import clip_to_pixels, require_images
-from fedshift.methods.shared.pool import kept_by_client, of_others
+from fedshift.methods.shared.pool import kept_by_client, of_others, require_part
 
 MOST = 4096  # spectra that one client may send
 
@@ -97,6 +96,10 @@ class EpisodicLearning(Part):
     weight: float = setting(1.0, "weight of the loss after the inner step", low=0.0)
     first_order: bool = setting(True, "treat the inner gradient as a constant")
 
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """Raise if there is no bank."""
+        require_part(self, AmplitudeBank, server)
+
     def loss(self, client: Client, step: Step) -> Tensor:
         """Eq. 5, second term."""
         x = self.restyled(client, step.batch.x)
@@ -117,9 +120,7 @@ class EpisodicLearning(Part):
 
     def restyled(self, client: Client, x: Tensor) -> Tensor:
         """Images (B, C, H, W) with mixed amplitudes, Eqs. 2 and 3."""
-        bank = client.inbox.get(f"{BANK}/windows")
-        if bank is None:
-            raise ConfigError(f"{self.name} takes amplitudes from a bank; add + {BANK}")
+        bank = client.inbox[f"{BANK}/windows"]
         generator, half = client.generator(self.name), bank.shape[-1] - 1
         rows = torch.randint(len(bank), (len(x),), generator=generator)
         share = torch.rand(len(x), generator=generator)

@@ -35,6 +35,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 
 KINDS = ("mean", "std")
@@ -59,8 +60,8 @@ def redraw_statistics(maps: Tensor, gamma: Tensor, noise: Tensor) -> Tensor:
     new = []
     for statistic, g, e in zip(channel_statistics(maps), gamma, noise, strict=True):
         spread = statistic.var(0, correction=0, keepdim=True) + EPSILON  # (1, C, 1, 1)
-        scale = ((1 + g.view(1, -1, 1, 1)) * spread).sqrt()
-        new.append(statistic + e[..., None, None] * scale)
+        scale = ((1 + g.to(maps).view(1, -1, 1, 1)) * spread).sqrt()
+        new.append(statistic + e.to(maps)[..., None, None] * scale)
     return adain(maps, *new)
 
 
@@ -136,8 +137,7 @@ class FeatureAugmentation(Part):
 
     def finish(self, client: Client) -> Tree:
         """Send the running statistics."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return dict(client.state[self.name])
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedshift import Batch, Client, ConfigError, Method, Part, Step, register, setting
+from fedshift import (
+    Batch,
+    Client,
+    ConfigError,
+    Method,
+    Part,
+    Server,
+    Step,
+    Update,
+    register,
+    setting,
+)
 from fedshift.methods.naivemix import MeanPool, draw_mean
+from fedshift.methods.shared.pool import require_part
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,10 @@ class TaylorMixing(Part):
     objectives = frozenset({"classification"})
 
     lam: float = setting(0.05, "share of the mean in a sample", low=0.0, high=1.0)
+
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """Raise if there are no means."""
+        require_part(self, MeanPool, server)
 
     def batch(self, client: Client, batch: Batch) -> Batch:
         """u, with respect to which the loss is differentiated."""
@@ -55,6 +72,6 @@ def fedmix() -> Method:
 
     Use it: under label skew, if means of a few samples and their labels may leave a site.
     Not for: small budgets, since the second derivative makes a step about three times as long.
-    Equations: Eq. 4: `TaylorMixing.task_loss`; Algorithm 1, line 3: `group_means`.
+    Equations: Eq. 4: `TaylorMixing.task_loss`; Algorithm 1, line 3: `MeanPool.enrol`.
     """
     return Method((MeanPool(), TaylorMixing()))

@@ -16,6 +16,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 
 
@@ -24,7 +25,7 @@ def mix_styles(maps: Tensor, other: Tensor, share: Tensor) -> Tensor:
 
     l is ``share`` (B,). No gradient flows through the statistics that are mixed.
     """
-    lam = share.view(-1, 1, 1, 1)
+    lam = share.view(-1, 1, 1, 1).to(maps)
     mean, std = (s.detach() for s in channel_statistics(maps))  # (B, C, 1, 1)
     mixed = (torch.lerp(s[other], s, lam) for s in (mean, std))
     return adain(maps, *mixed)
@@ -64,8 +65,7 @@ class MixStyle(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

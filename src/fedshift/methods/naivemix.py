@@ -11,7 +11,6 @@ from torch import Tensor
 from fedshift import (
     Batch,
     Client,
-    ConfigError,
     Method,
     ModelSpec,
     Part,
@@ -24,7 +23,7 @@ from fedshift import (
     register,
     setting,
 )
-from fedshift.methods.shared.pool import kept_by_client, of_others
+from fedshift.methods.shared.pool import kept_by_client, of_others, require_part
 from fedshift.methods.shared.targets import soft_targets
 
 
@@ -84,8 +83,6 @@ NAME = MeanPool().name
 
 def draw_mean(client: Client, part: str) -> tuple[Tensor, Tensor]:
     """One mean of the pool, an input (*shape) and its label (K,), drawn by ``part``."""
-    if f"{NAME}/x" not in client.inbox:
-        raise ConfigError(f"{part} mixes means of other clients, and no part has any; add + {NAME}")
     x, y = client.inbox[f"{NAME}/x"], client.inbox[f"{NAME}/y"]
     row = torch.randint(len(x), (), generator=client.generator(part))
     return x[row], y[row]
@@ -98,6 +95,10 @@ class MeanMixing(Part):
     objectives = frozenset({"classification"})
 
     lam: float = setting(0.05, "share of the mean in a sample", low=0.0, high=1.0)
+
+    def admit(self, server: Server, enrolments: Sequence[Update]) -> None:
+        """Raise if there are no means."""
+        require_part(self, MeanPool, server)
 
     def batch(self, client: Client, batch: Batch) -> Batch:
         """Mix the batch with one mean of another client."""

@@ -59,7 +59,7 @@ def triplet(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float) -
 
 def other_class(y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows (b,) that have a sample of another class in the batch, and one drawn for each (b,)."""
-    different = (y[:, None] != y).float()  # (B, B)
+    different = (y[:, None] != y).float().cpu()  # (B, B)
     rows = different.any(1).nonzero().flatten()
     if not len(rows):
         return rows, rows

@@ -118,7 +118,7 @@ def augmented(x: Tensor, chosen: Tensor, level: Tensor) -> Tensor:
     for i, operation in enumerate(OPERATIONS.values()):
         rows = (chosen == i).nonzero().flatten()
         if len(rows):
-            out[rows] = operation(x[rows], level[rows])
+            out[rows] = operation(x[rows], level[rows].to(x))
     return out
 
 

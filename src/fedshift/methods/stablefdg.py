@@ -35,6 +35,7 @@ from fedshift.methods.shared.styles import (
     channel_statistics,
     insert_necks,
     necks_of,
+    rest_necks,
 )
 from fedshift.methods.shared.targets import soft_targets
 
@@ -50,9 +51,9 @@ def shift_styles(maps: Tensor, rows: Tensor, style: Tensor, noise: Tensor) -> Te
     ``style`` (2, 2, C) is mean and deviation of the client's styles, ``noise`` (b, 2, C) normal. A
     drawn deviation below zero is set to zero.
     """
-    drawn = style[0] + noise * style[1]  # (b, 2, C)
+    drawn = style[0] + noise.to(style) * style[1]  # (b, 2, C)
     mean, std = (s[..., None, None] for s in drawn.unbind(1))
-    return maps.index_copy(0, rows, adain(maps[rows], mean, std.clamp(min=0)))
+    return maps.index_copy(0, rows.to(maps.device), adain(maps[rows], mean, std.clamp(min=0)))
 
 
 def explore_styles(maps: Tensor, added: int, level: float) -> Tensor:
@@ -64,7 +65,7 @@ def explore_styles(maps: Tensor, added: int, level: float) -> Tensor:
 
 def rarest_classes(y: Tensor, added: int, generator: torch.Generator) -> Tensor:
     """Rows (added,) to repeat: again and again one of a class that the batch has fewest of."""
-    classes, place = y.unique(return_inverse=True)
+    classes, place = y.cpu().unique(return_inverse=True)
     counts = torch.bincount(place, minlength=len(classes)).double()
     chosen = []
     for _ in range(added):
@@ -78,7 +79,7 @@ def rarest_classes(y: Tensor, added: int, generator: torch.Generator) -> Tensor:
 
 def next_of_class(y: Tensor) -> Tensor:
     """For each sample (B,) the next one of its class in the batch, around its end; or itself."""
-    n = len(y)
+    n, y = len(y), y.cpu()
     ahead = (torch.arange(n)[None, :] - torch.arange(n)[:, None] - 1) % n  # 0 is the next row
     return torch.where(y[:, None] == y, ahead, n).argmin(1)
 
@@ -144,8 +145,7 @@ class StyleSharing(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing more is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 
@@ -191,8 +191,7 @@ class StyleExploration(Part):
 
     def finish(self, client: Client) -> Tree:
         """Nothing is sent; the net belongs to the next client."""
-        for neck in necks_of(client.net, self.name).values():
-            neck.rest()
+        rest_necks(client.net, self.name)
         return {}
 
 

@@ -67,5 +67,5 @@ def mix_low_frequencies(x: Tensor, window: Tensor, share: Tensor, half: int) -> 
     """
     amplitude, phase = spectrum(x)
     own = low_frequencies(amplitude, half)  # (B, C, h, w)
-    mixed = torch.lerp(own, window, share.view(-1, 1, 1, 1).expand_as(own))
+    mixed = torch.lerp(own, window, share.to(own).view(-1, 1, 1, 1).expand_as(own))
     return image_of(with_low_frequencies(amplitude, mixed, half), phase, x.shape[-1])

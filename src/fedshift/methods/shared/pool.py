@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from fedshift import Tree, Update, tree
+from fedshift import ConfigError, Part, Server, Tree, Update, tree
+
+
+def require_part(part: Part, needed: type[Part], server: Server) -> None:
+    """Raise if no part of the method is of the kind that ``part`` takes its data from."""
+    if not any(isinstance(p, needed) for p in server.method.parts):
+        name = needed().name
+        raise ConfigError(f"{part.name} uses what {name} gathers, and no part does; add + {name}")
 
 
 def kept_by_client(part: str, updates: Iterable[Update]) -> Tree:

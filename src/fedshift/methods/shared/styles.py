@@ -85,3 +85,9 @@ def necks_of(net: Net, part: str) -> dict[str, BatchNeck]:
     found = {stage: f"{part}-{stage}" for stage in net.stages}
     necks = {stage: net.extra[name] for stage, name in found.items() if name in net.extra}
     return {stage: neck for stage, neck in necks.items() if isinstance(neck, BatchNeck)}
+
+
+def rest_necks(net: Net, part: str) -> None:
+    """Let the part's necks change nothing, when a visit ends: the net is the next client's."""
+    for neck in necks_of(net, part).values():
+        neck.rest()

@@ -35,7 +35,7 @@ from fedshift.core.registry import build
 from fedshift.core.resource import resource
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Transport
-from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.dealing.partitions import Heterogeneity, PerDomain
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.build import Plan
@@ -91,6 +91,8 @@ def granting(method: str | Method) -> dict[str, Any]:
     needs = {need for part in whole.declared for need in part.needs}
     given: dict[str, Any] = {"labelled": 0.5} if "client_unlabelled" in needs else {}
     given |= {"public": "tiny"} if needs & {"public_set", "public_labels"} else {}
+    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
+    given |= {"partition": mixed} if "sample_domains" in needs else {}
     base = tiny_scenario()
     extra = [need for need in sorted(needs) if not resource(need).granted(base)]
     return given | ({"allow": (*base.allow, *extra)} if extra else {})
@@ -245,8 +247,7 @@ def in_process_equals_flower(method: str | Method) -> None:
         there.append(play(prepare(config, whole, None, Options(transport=opened, **settings))))
 
     app = grid.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
-    clients = [f"{domain}-{i}" for domain in ("dark", "bright") for i in range(2)]
-    nodes = [{"client": client} for client in clients]
+    nodes = [{"client": client} for client in reference(method).server.roster]
     grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
     require_same(reference(method), there[0], "in process and through Flower")
 
@@ -291,7 +292,8 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(begin(method, path=path), finished)
             killed.server.round += 1  # half a round: client states are written, no checkpoint is
-            first = negotiate(killed.server, killed.transport, ["dark-0", "dark-1"], killed.record)
+            some = sorted(whole.server.roster)[:2]
+            first = negotiate(killed.server, killed.transport, some, killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(begin(method, path=path))
             require_same(whole, resumed, f"uninterrupted and killed after round {finished}")

@@ -27,7 +27,7 @@ class InvariantRisk(Part):
     """
 
     lam: float = setting(1.0, "weight of the penalty after the warm-up", low=0.0)
-    warmup: float = setting(0.1, "share of the rounds with a weight of at most 1", low=0.0, high=1.0)
+    warmup: float = setting(0.1, "share of the rounds with a weight up to 1", low=0.0, high=1.0)
     needs = frozenset({"sample_domains"})
 
     def loss(self, client: Client, step: Step) -> Tensor | None:

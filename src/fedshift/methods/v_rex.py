@@ -19,7 +19,7 @@ class RiskVariance(Part):
     """
 
     beta: float = setting(10.0, "weight of the variance after the warm-up", low=0.0)
-    warmup: float = setting(0.1, "share of the rounds with a weight of at most 1", low=0.0, high=1.0)
+    warmup: float = setting(0.1, "share of the rounds with a weight up to 1", low=0.0, high=1.0)
     needs = frozenset({"sample_domains"})
 
     def loss(self, client: Client, step: Step) -> Tensor | None:

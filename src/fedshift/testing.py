@@ -35,7 +35,7 @@ from fedshift.core.registry import build
 from fedshift.core.resource import resource
 from fedshift.core.scenario import Scenario
 from fedshift.core.server import Transport
-from fedshift.data.dealing.partitions import PerDomain
+from fedshift.data.dealing.partitions import Heterogeneity, PerDomain
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.build import Plan
@@ -93,6 +93,8 @@ def granting(method: str | Method, base: Scenario | None = None) -> dict[str, An
     given: dict[str, Any] = {"labelled": 0.5} if "client_unlabelled" in needs else {}
     base = base or tiny_scenario()
     given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
+    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
+    given |= {"partition": mixed} if "sample_domains" in needs else {}
     extra = [need for need in sorted(needs) if not resource(need).granted(base)]
     return given | ({"allow": (*base.allow, *extra)} if extra else {})
 
@@ -246,8 +248,10 @@ def in_process_equals_flower(method: str | Method) -> None:
         there.append(play(prepare(config, whole, None, Options(transport=opened, **settings))))
 
     app = grid.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
-    clients = federate_for(whole, config.scenario, config.seed).sites
-    nodes = [{"client": client} for client in clients]
+    base = base or tiny_scenario()
+    given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
+    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
+    given |= {"partition": mixed} if "sample_domains" in needs else {}
     grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
     require_same(reference(method), there[0], "in process and through Flower")
 
@@ -292,7 +296,10 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(begin(method, path=path), finished)
             killed.server.round += 1  # half a round: client states are written, no checkpoint is
-            some = sorted(killed.server.roster)[-2:]
+    base = base or tiny_scenario()
+    given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
+    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
+    given |= {"partition": mixed} if "sample_domains" in needs else {}
             first = negotiate(killed.server, killed.transport, some, killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(begin(method, path=path))

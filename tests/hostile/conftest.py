@@ -20,6 +20,7 @@ from fedshift.core.config import configure
 from fedshift.core.message import Lost
 from fedshift.core.server import Policy
 from fedshift.core.state import MemoryStore
+from fedshift.data.dealing.partitions import PerDomain
 from fedshift.engine.round import enrol, play_round
 from fedshift.evaluate.protocols import evaluate
 from fedshift.experiment.session import Options, prepare
@@ -74,6 +75,7 @@ class Playground:
 
     def __init__(self, method, **changes):
         given = {"steps": 1, "batch_size": 8, "evaluate_every": 99, "max_weight": MAX_WEIGHT}
+        given["partition"] = PerDomain(clients_per_domain=2)  # HOSTILE is one of these clients
         config, whole = configure(method, tiny_scenario(**(granting(method) | given | changes)))
         self.keep = not any(channel.decodes_together for channel in whole.channels)
         opened = Options(transport=lambda plan: Replayed(plan.worker(), keep=self.keep))

@@ -68,17 +68,16 @@ class Quadratic(Part):
 
 def start_bowls(*parts, aggregate=None, domains=("left", "right"), **changes):
     """A federation of quadratics before round 1, one client per name, ``name-0``."""
-    given = {"rounds": 3, "steps": 3, "lr": 0.1, "evaluate_every": 100} | changes
+    given = {"rounds": 3, "steps": 3, "lr": 0.1, "evaluate_every": 100, "partition": PerDomain()}
     return start(
         Method((Quadratic(), *parts), aggregate or Mean()),
         data="bowls",
         domains=domains,
         unseen=None,
         protocols=("personal",),
-        partition=PerDomain(),
         backbone="bowl",
         backbone_options={},
-        **given,
+        **given | changes,
     )
 
 

@@ -60,6 +60,9 @@ def test_the_step_is_centred_and_as_long_as_step_for_the_client_farthest_from_th
     gaps = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
     expected = 0.25 + 0.1 * np.array([-2, -1, 0, 3]) / 3
     np.testing.assert_allclose(adjusted(a, gaps, 0.1).numpy(), expected, rtol=1e-12)
+    below = torch.tensor([0.0, 4.0, 4.0, 4.0], dtype=torch.float64)  # mean 3, farthest -3
+    expected = 0.25 + 0.1 * np.array([-3, 1, 1, 1]) / 3
+    np.testing.assert_allclose(adjusted(a, below, 0.1).numpy(), expected, rtol=1e-12)
     released = 0.25 + 0.1 * np.array([1, 2, 3, 6]) / 6
     found = adjusted(a, gaps, 0.1, centred=False).numpy()
     np.testing.assert_allclose(found, released / released.sum(), rtol=1e-12)

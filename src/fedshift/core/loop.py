@@ -34,6 +34,7 @@ class Batch:
     y: Tensor  # (B,) class indices, or (B, K) probabilities
     index: int = 0  # number of the batch within the visit
     memo: dict[str, Any] = field(default_factory=dict)  # cache, such as frozen forwards
+    domains: Tensor | None = None  # (B,) domain of each sample, if a part needs sample_domains
 
     def replace(self, **changes: Any) -> Batch:
         """A copy with other fields and an empty cache, which held results for the old inputs."""

@@ -64,7 +64,10 @@ class Federation:
             return moved.setdefault(id(held), held.to(device))
 
         def samples(held: Samples) -> Samples:
-            return replace(held, x=tensor(held.x), y=tensor(held.y), rows=tensor(held.rows))
+            domains = None if held.domains is None else tensor(held.domains)
+            return replace(
+                held, x=tensor(held.x), y=tensor(held.y), rows=tensor(held.rows), domains=domains
+            )
 
         def splits(held: Splits) -> Splits:
             further = samples(held.unlabelled) if held.unlabelled else None

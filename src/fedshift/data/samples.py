@@ -67,6 +67,7 @@ class Samples:
     y: Tensor  # as in Domain
     rows: Tensor  # (n,) int64
     pixels: Pixels = "centred"  # how images become inputs
+    domains: Tensor | None = None  # (N,) int64, whose rows they are; None: all of one domain
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,6 +87,12 @@ class Samples:
         rows = self.rows.index_select(0, positions.to(self.rows.device))
         x = as_input(self.x.index_select(0, rows), self.pixels, change)
         return x, self.y.index_select(0, rows)
+
+    def domains_at(self, positions: Tensor) -> Tensor:
+        """The domain (B,) of each sample at ``positions``: 0, 1, ... in the holder's own order."""
+        if self.domains is None:
+            return torch.zeros(len(positions), dtype=torch.int64, device=self.rows.device)
+        return self.domains.index_select(0, self.rows[positions.to(self.rows.device)])
 
     def chunks(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in large batches."""
@@ -125,9 +132,13 @@ def as_input(
 
 
 def union(parts: list[Samples]) -> Samples:
-    """One set of samples from several; the rows are copied, because each set has its own array."""
+    """One set of samples from several; the rows are copied, because each set has its own array.
+
+    Each part is a domain of its own in the result.
+    """
     if len(parts) == 1:
         return parts[0]
     x = torch.cat([p.x[p.rows] for p in parts])
     labels = torch.cat([p.labels for p in parts])
-    return Samples(x, labels, torch.arange(len(x)), parts[0].pixels)
+    domains = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(p) for p in parts]))
+    return Samples(x, labels, torch.arange(len(x)), parts[0].pixels, domains)

@@ -61,6 +61,7 @@ class LocalTraining:
             hook: method.overriding(hook)
             for hook in ("batch", "task_loss", "loss", "edit_gradients")
         }
+        self.by_domain = any("sample_domains" in d.needs for d in method.declared)
         editing = self.acting["edit_gradients"]  # what replaces a gradient first, then additions
         self.acting["edit_gradients"] = (*sorted(editing, key=lambda p: not p.replaces_gradients),)
 
@@ -190,6 +191,8 @@ class LocalTraining:
             chosen = positions if drawn is None else drawn(len(positions))
             x, y = train.take(chosen, change)
             batch = Batch(x, y, client.batches)
+            if self.by_domain:
+                batch.domains = train.domains_at(chosen)
             if self.hostile:
                 batch = self.hostile.poison(client, batch)
             for part in self.acting["batch"]:

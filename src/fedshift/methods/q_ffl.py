@@ -44,7 +44,7 @@ class FairMean(Aggregator):
     gets shorter the larger the updates are. p_k are the scenario's client weights.
     """
 
-    q: float = setting(1.0, "how much high losses count more; 0: FedAvg", low=0.0)
+    q: float = setting(0.1, "how much high losses count more; 0: FedAvg", low=0.0)
     needs_individual_updates = True
     optimisers = frozenset({"sgd"})
 

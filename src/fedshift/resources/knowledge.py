@@ -19,6 +19,18 @@ class DomainIds(Resource):
     doc = "which domain each client belongs to, known to the server"
 
 
+@register_resource("sample_domains")
+class SampleDomains(Resource):
+    """The domain of each training sample, in ``batch.domains``, for clients that hold several.
+
+    A client numbers its own domains from 0 and nobody else learns which they are: a hospital knows
+    which scanner took an image, a shop which country an order came from. A site that does not know
+    counts as one domain. Parts that mix samples leave each with the domain of the first.
+    """
+
+    doc = "which domain each training sample of a client belongs to, known to the client"
+
+
 @register_resource("pretrained")
 class Pretrained(Resource):
     """Weights that were trained elsewhere."""

@@ -37,7 +37,7 @@ def test_confusion_is_least_where_all_classes_are_equally_likely():
     np.testing.assert_allclose(flat.grad.numpy(), 0, atol=1e-15)
 
 
-def test_the_estimate_of_mutual_information_is_equation_6():
+def test_the_estimate_of_mutual_information_is_that_of_mine():
     rng = np.random.default_rng(0)
     joint, apart = rng.normal(size=(2, 7))
     found = mutual_information(*map(torch.from_numpy, (joint, apart)))

@@ -57,12 +57,12 @@ class Split(Neck):
 
 
 def confusion(logits: Tensor) -> Tensor:
-    """Eq. 5: cross-entropy of the uniform distribution, mean over (B, K); least, log K, there."""
+    """Cross-entropy of the uniform distribution, mean over (B, K); least, log K, there."""
     return -logits.log_softmax(1).mean()
 
 
 def mutual_information(joint: Tensor, apart: Tensor) -> Tensor:
-    """Eq. 6, MINE: mean T over pairs less log mean e^T over pairs drawn apart, (B,) each."""
+    """MINE: mean T over pairs less log mean e^T over pairs drawn apart, (B,) each."""
     return joint.mean() - (apart.logsumexp(0) - log(len(apart)))
 
 

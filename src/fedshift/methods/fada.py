@@ -1,0 +1,162 @@
+"""FADA: sources aligned with a target, and weighed by how it clusters (Peng et al., ICLR 2020).
+
+Three ideas: features are split into a domain-invariant half, which is classified, and a specific
+one; an adversary aligns source and target features (FedKA's part); and the server weighs each
+source by how much its model improves the clusters of the target's features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedshift import (
+    Client,
+    Mean,
+    Method,
+    Neck,
+    Net,
+    Part,
+    Server,
+    Step,
+    Update,
+    Weighting,
+    register,
+    setting,
+    tree,
+)
+from fedshift.methods.fedka.method import GlobalDisentangler
+from fedshift.methods.shared.finch import cluster_means
+from fedshift.methods.shared.reversal import reverse
+from fedshift.methods.shared.target import outputs_of
+
+STEPS = 20  # of k-means
+
+
+class Split(Neck):
+    """E_i and E_s on the features (B, D), and the three critics that are used in training only."""
+
+    def __init__(self, d: int, classes: int) -> None:
+        super().__init__()
+        self.invariant = nn.Sequential(nn.Linear(d, d), nn.ReLU())
+        self.specific = nn.Sequential(nn.Linear(d, d), nn.ReLU())
+        self.identifier = nn.Linear(d, classes)  # CI
+        self.reconstructor = nn.Linear(2 * d, d)  # R
+        self.estimator = nn.Sequential(nn.Linear(2 * d, d), nn.ReLU(), nn.Linear(d, 1))  # T
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Invariant features (B, D), which the head classifies; the others are in ``aux``."""
+        z = torch.flatten(maps, 1)
+        return self.invariant(z), {"specific": self.specific(z), "whole": z}
+
+
+def confusion(logits: Tensor) -> Tensor:
+    """Cross-entropy of the uniform distribution, mean over (B, K); least, log K, there."""
+    return -logits.log_softmax(1).mean()
+
+
+def mutual_information(joint: Tensor, apart: Tensor) -> Tensor:
+    """MINE: mean T over pairs less log mean e^T over pairs drawn apart, (B,) each."""
+    return joint.mean() - (apart.logsumexp(0) - log(len(apart)))
+
+
+@dataclass(frozen=True)
+class FeatureSplit(Part):
+    """lam (CE(CI(f_s), y) + confusion(CI(f_s)) + |R(f_i, f_s) - z|^2 / D + I(f_i; f_s)).
+
+    CI learns the class from the specific half and moves nothing else; through the frozen CI that
+    half learns to give it away no longer. T estimates the mutual information and climbs it, the
+    halves descend it. All modules are shared and averaged; 7 D^2 numbers more are sent.
+    """
+
+    objectives = frozenset({"classification"})
+
+    lam: float = setting(0.1, "weight of the terms that split the features", low=0.0)
+
+    def build(self, net: Net) -> None:
+        """Insert the two halves after the last stage."""
+        d = net.shapes()["features"][0]
+        net.insert(self.name, Split(d, net.classes), after=list(net.stages)[-1])
+
+    def loss(self, client: Client, step: Step) -> Tensor | None:
+        """The four terms."""
+        if self.lam == 0 or len(step.batch.x) < 2:
+            return None
+        split, aux = client.net.extra[self.name], tree.under(self.name, step.out.aux)
+        assert isinstance(split, Split)
+        f_i, f_s, z = step.out.features, aux["specific"], aux["whole"]  # (B, D)
+        frozen = {k: p.detach() for k, p in split.identifier.named_parameters()}
+        fooled = confusion(functional_call(split.identifier, frozen, (f_s,)))
+        known = client.task.loss(split.identifier(f_s.detach()), step.y)
+        rebuilt = F.mse_loss(split.reconstructor(torch.cat([f_i, f_s], 1)), z.detach())
+        other = torch.randperm(len(z), generator=client.generator(self.name))
+        a, b = reverse(f_i, 1.0), reverse(f_s, 1.0)
+        joint, apart = (split.estimator(torch.cat([a, h], 1)).flatten() for h in (b, b[other]))
+        return self.lam * (known + fooled + rebuilt - mutual_information(joint, apart))
+
+
+def k_means(z: Tensor, start: Tensor) -> Tensor:
+    """Clusters (N,) of points (N, D) by Lloyd's algorithm from the points ``start`` (K,)."""
+    centres = z[start]
+    for _ in range(STEPS):
+        labels = torch.cdist(z, centres).argmin(1).unique(return_inverse=True)[1]
+        centres = cluster_means(z, labels)
+    return labels
+
+
+def dispersion(z: Tensor, labels: Tensor) -> Tensor:
+    """Within-cluster part of the variance, from 0 to 1: sum_r D_r / 2 n_r over that of one cluster.
+
+    D_r is the sum of squared distances between the pairs of cluster r, as in gap statistics.
+    """
+    within = (z - cluster_means(z, labels)[labels]).square().sum()
+    return within / (z - z.mean(0)).square().sum().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class GapAttention(Weighting):
+    """a = softmax(gain / tau), gain_k the target's dispersion before, less that under w_k.
+
+    Features of the same target inputs under the model that was sent and under each client's, in
+    K clusters each, from the same starts. Models normalise by the target's batches.
+    """
+
+    objectives = frozenset({"classification"})
+
+    tau: float = setting(1.0, "temperature of the attention", low=1e-6)
+    gap_samples: int = setting(512, "target inputs that are clustered per round", low=2)
+    needs = frozenset({"server_unlabelled"})
+    needs_individual_updates = True
+
+    def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
+        """Weights (n,)."""
+        size, generator = len(server.resources["server_unlabelled"]), server.generator(self.name)
+        rows = torch.randperm(size, generator=generator)[: self.gap_samples]
+        start = torch.randperm(len(rows), generator=generator)[: server.net.classes]
+
+        def spread(update: Update) -> Tensor:
+            z = outputs_of(server, update, rows, by_target=True).features.double()
+            return dispersion(z, k_means(z, start))
+
+        before = spread(Update("server", "train", server.round))
+        return ((before - torch.stack([spread(u) for u in updates])) / self.tau).softmax(0)
+
+
+@register("fada", paper="Peng et al., ICLR 2020", group="alignment")
+def fada() -> Method:
+    """Split features, an adversary to a target, and attention over sources.
+
+    Clients classify by the half of their features that does not tell the domain, aligned with an
+    unlabelled target by an adversary. Sources whose models cluster the target better weigh more.
+
+    Use it: for one known target without labels, with sources that differ in how much they help.
+    Not for: secure aggregation, very few rounds, or where features of the target may not travel.
+    Equations: `FeatureSplit.loss` with `confusion`, `mutual_information`; `dispersion`, `k_means`.
+    """
+    return Method((FeatureSplit(), GlobalDisentangler()), Mean(GapAttention()))

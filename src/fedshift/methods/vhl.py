@@ -136,7 +136,7 @@ class VirtualData(Part):
 
 @register("vhl", paper="Tang et al., ICML 2022", group="alignment")
 def vhl() -> Method:
-    """FedAvg with a virtual set of noise images that all clients align with.
+    """FedAvg with virtual noise images that all clients align with.
 
     An untrained generator makes labelled noise images, the same at every client. Learning to tell
     them and pulling real features to the virtual ones of their class gives sites a common aim.

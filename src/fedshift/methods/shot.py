@@ -129,7 +129,6 @@ def shot() -> Method:
 
     Use it: a new site has some hundreds of unlabelled inputs of all classes, and time to train.
     Not for: sites where some classes are rare or missing, since predictions are kept diverse.
-    Equations: Eqs. 3 and 4: `entropy`, `mean_entropy`; Eqs. 5 to 7: `pseudo_labels`; Eq. 8:
-        `Shot.objective`.
+    Equations: diversity: `mean_entropy`; labels: `pseudo_labels`; sum: `Shot.objective`.
     """
     return Method((Shot(),))

@@ -143,7 +143,6 @@ def vhl() -> Method:
 
     Use it: sites differ in labels or looks, no public data exist and nothing may be sent.
     Not for: tight compute, since every step also passes a batch of virtual samples.
-    Equations: virtual set: `virtual_noise`, `random_decoder`; wider head: `wider`; calibration:
-        `VirtualData.contrasts`.
+    Equations: virtual set: `virtual_noise`; head: `wider`; contrast: `VirtualData.contrasts`.
     """
     return Method((VirtualData(),))

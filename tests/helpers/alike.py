@@ -36,7 +36,8 @@ def features(method):
     if type(rule) is not Mean:
         found |= {f"rule.{name}" for name in overridden(rule, Aggregator)}
     found |= {"optimiser"} if type(rule.optimiser) is not Add else set()
-    return found | ({"weights"} if rule.weights is not None else set())
+    found |= {"weights"} if rule.weights is not None else set()
+    return found | ({"pools sites"} if method.pools_sites else set())
 
 
 def representatives(every):

@@ -76,7 +76,7 @@ def test_a_site_without_inputs_leaves_the_model_as_it_was(net, inputs, same, nam
     same(before, net.state_dict())
 
 
-@pytest.mark.parametrize("part", [Tent(epochs=0), Shot(epochs=0)])
+@pytest.mark.parametrize("part", [Tent(adapt_epochs=0), Shot(adapt_epochs=0)])
 def test_no_steps_leave_the_model_as_it_was(net, inputs, same, part):
     before = tree.clone(net.state_dict())
     part.adapt(net, inputs, SCORING)
@@ -121,7 +121,7 @@ def test_one_step_of_tent_is_adams_first_step_against_the_entropy(net, inputs):
     loss = -(logs.exp() * logs).sum(1).mean()
     gradients = torch.autograd.grad(loss, [p for _, p in named])
     before = [p.detach().clone() for _, p in named]
-    Tent(lr=0.01, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
+    Tent(adapt_lr=0.01, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
     for (_, p), old, g in zip(named, before, gradients, strict=True):
         sure = g.abs() > 1e-4
         step = (p.detach() - old)[sure].numpy()
@@ -129,7 +129,7 @@ def test_one_step_of_tent_is_adams_first_step_against_the_entropy(net, inputs):
 
 
 def test_after_tent_the_statistics_are_those_of_the_site(net, inputs):
-    Tent(lr=0.0, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
+    Tent(adapt_lr=0.0, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
     x, _ = inputs.take(torch.arange(len(inputs)))
     entries = net.state_dict()
     maps = F.conv2d(x, entries["block1.0.weight"], padding=1).numpy()
@@ -200,7 +200,7 @@ def test_a_class_that_is_never_predicted_gets_no_pseudo_label():
 
 def test_shot_leaves_the_head_alone_and_trains_everything_below(net, inputs):
     before = tree.clone(net.state_dict())
-    Shot(epochs=2).adapt(net, inputs, SCORING)
+    Shot(adapt_epochs=2).adapt(net, inputs, SCORING)
     own = head_keys(net)
     for key, value in net.state_dict().items():
         assert torch.equal(value, before[key]) is (key in own), key
@@ -219,7 +219,7 @@ def test_one_step_of_shot_goes_down_its_objective(net, inputs):
     name, w = "block2.0.weight", net.get_parameter("block2.0.weight")
     (g,) = torch.autograd.grad(loss, [w])
     old = w.detach().clone()
-    Shot(epochs=1, lr=0.1, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
+    Shot(adapt_epochs=1, adapt_lr=0.1, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
     expected = -0.1 * (g + 0.001 * old)
     moved = net.get_parameter(name).detach() - old
     np.testing.assert_allclose(moved.numpy(), expected.numpy(), rtol=1e-2, atol=1e-6)

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from fedshift.base.errors import ConfigError
+from fedshift.core.loop import Batch, Step
 from fedshift.core.message import Update
+from fedshift.core.net import Output
 from fedshift.core.registry import build
 from fedshift.methods.fedproto import GlobalPrototypes
+from fedshift.methods.fedtgp import TrainablePrototypes
 from fedshift.methods.shared.class_means import pool_means
 from fedshift.methods.shared.prototypes import pull
 from fedshift.testing import everything, play, start
@@ -48,6 +51,17 @@ def test_the_pull_is_the_squared_distance_to_the_prototype_of_the_class():
     assert float(term.detach()) == pytest.approx((gaps**2).mean(1).mean())
     term.backward()
     np.testing.assert_allclose(z_.grad.numpy(), 2 * gaps / 3 / 5, rtol=1e-9)
+
+
+@pytest.mark.parametrize("part", [GlobalPrototypes(lam=3.0), TrainablePrototypes()])
+def test_the_term_is_the_weight_times_the_pull(open_client, part):
+    """Features 2 away in each of D dimensions: the mean square is 4."""
+    client = open_client(start("fedproto"), "dark-0")
+    prototypes, y = torch.arange(4.0)[:, None].expand(4, 5), torch.tensor([0, 3, 1])
+    client.inbox = {f"{part.name}/prototypes": prototypes, f"{part.name}/known": torch.ones(4) > 0}
+    out = Output(torch.zeros(3, 4), prototypes[y] + 2.0)
+    term = part.loss(client, Step(Batch(torch.zeros(3, 1), y), out, "model"))
+    assert float(term) == pytest.approx(4.0 * part.lam)
 
 
 def test_with_zero_weight_fedproto_is_fedavg_and_round_1_always_is(same):

@@ -119,6 +119,20 @@ def test_stages_are_pooled_over_positions_and_averaged(open_client):
     torch.testing.assert_close(RelaxedContrast(levels="last").loss(client, step), each[1])
 
 
+@pytest.mark.parametrize("pairs", ["all", "hardest"])
+def test_the_weights_multiply_the_two_terms(pairs):
+    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    y = torch.tensor([0, 1, 0, 1, 2, 0])
+    given = {"pairs": pairs, "tau": 0.5, "lam": 0.0}
+    near, apart, both = (
+        float(RelaxedContrast(**given, contrast=a, penalty=b).level(z, y, 3))
+        for a, b in ((1.0, 0.0), (0.0, 1.0), (2.0, 3.0))
+    )
+    assert near > 0.1
+    assert apart > 0.1
+    assert both == pytest.approx(2 * near + 3 * apart, rel=1e-5)
+
+
 def test_with_zero_weights_fedrcl_is_fedavg(same):
     fedavg, fedrcl = (
         play(start("fedavg"), 2),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.base import seeds
+from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
 from fedshift.methods.vhl import VirtualData, decode, random_decoder, virtual_noise, wider
 from fedshift.testing import play, start
@@ -44,6 +45,27 @@ def test_further_outputs_make_the_cross_entropy_that_of_2k_classes():
     whole = F.cross_entropy(torch.cat([own, further], 1), y, reduction="none")
     parts = F.cross_entropy(own, y, reduction="none") + wider(own, further)
     torch.testing.assert_close(parts, whole)
+
+
+def test_virtual_samples_are_classified_as_the_second_k_of_2k_classes(open_client):
+    """Weight 3 times the cross-entropy at K + y, and what the further outputs cost real samples."""
+    session = start("vhl")
+    part = VirtualData(alpha=3.0, align=0.0, within=0.0, size=6)
+    client, twin = (open_client(session, "dark-0") for _ in range(2))  # the same draws
+    part.begin(client)
+    net, held = client.net.eval(), client.scratch[NAME]
+    x, y = client.site.data.train.take(torch.arange(5))
+    real = net(x)
+    found = part.loss(client, Step(Batch(x, y), real, "model")).detach()
+    rows = torch.randint(2000, (6,), generator=twin.generator(NAME))
+    out = net(decode(held["decoder"], held["noise"][rows], net.shape))
+    further = [net.extra[NAME](o.features).detach().numpy() for o in (out, real)]
+    both = np.concatenate([out.logits.detach().numpy(), further[0]], 1).astype(float)
+    picked = both[np.arange(6), rows.numpy() % 4 + 4]  # the classes come in turn
+    virtual = np.mean(np.log(np.exp(both).sum(1)) - picked)
+    own = real.logits.detach().numpy().astype(float)
+    cost = np.log1p(np.exp(further[1]).sum(1) / np.exp(own).sum(1)).mean()
+    assert float(found) == pytest.approx(3.0 * virtual + cost, rel=1e-4)
 
 
 def supcon(z, y, others, labels, tau):

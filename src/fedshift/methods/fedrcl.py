@@ -109,7 +109,6 @@ def fedrcl() -> Method:
 
     Use it: clients hold few classes each and batches are large enough to have pairs of a class.
     Not for: batches of a few samples, where most samples have no partner of their class.
-    Equations: contrast: `contrast_all`; divergence penalty: `penalty_all`; as released:
-        `contrast_hardest`, `penalty_hardest`; levels: `RelaxedContrast.loss`.
+    Equations: contrast: `contrast_all`; penalty: `penalty_all`; levels: `RelaxedContrast.loss`.
     """
     return Method((RelaxedContrast(),))

@@ -75,8 +75,12 @@ class Shot(Part):
     """
 
     beta: float = setting(0.3, "weight of the cross-entropy with pseudo-labels", low=0.0)
-    epochs: int = setting(15, "passes over the site's inputs; 0 leaves the model as it is", low=0)
-    lr: float = setting(0.001, "rate of SGD with momentum 0.9 and weight decay 0.001", low=0.0)
+    adapt_epochs: int = setting(
+        15, "passes over the site's inputs; 0 leaves the model as it is", low=0
+    )
+    adapt_lr: float = setting(
+        0.001, "rate of SGD with momentum 0.9 and weight decay 0.001", low=0.0
+    )
     adapt_batch: int = setting(64, "inputs per step", low=2)
     objectives = frozenset({"classification"})
 
@@ -90,10 +94,10 @@ class Shot(Part):
 
     def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
         """One pass of descent after each labelling."""
-        if not self.epochs or not len(unlabelled):
+        if not self.adapt_epochs or not len(unlabelled):
             return
         require_two(self.name, unlabelled)
-        chosen = Optimisation(lr=self.lr, momentum=0.9, weight_decay=0.001)
+        chosen = Optimisation(lr=self.adapt_lr, momentum=0.9, weight_decay=0.001)
 
         def forward(batch: Batch) -> Output:
             out: Output = net(batch.x)
@@ -101,7 +105,7 @@ class Shot(Part):
 
         turn = Turn(self.name, [*body(net)], forward, self.objective, chosen)
         draw, log = scoring.generator(self.name), Log()
-        for _ in range(self.epochs):
+        for _ in range(self.adapt_epochs):
             z, logits = outputs(net, unlabelled)
             known = Samples(unlabelled.x, unlabelled.y.clone(), unlabelled.rows, unlabelled.pixels)
             known.y[known.rows] = pseudo_labels(z, logits.softmax(1))
@@ -125,7 +129,6 @@ def shot() -> Method:
 
     Use it: a new site has some hundreds of unlabelled inputs of all classes, and time to train.
     Not for: sites where some classes are rare or missing, since predictions are kept diverse.
-    Equations: Eqs. 3 and 4: `entropy`, `mean_entropy`; Eqs. 5 to 7: `pseudo_labels`; Eq. 8:
-        `Shot.objective`.
+    Equations: diversity: `mean_entropy`; labels: `pseudo_labels`; sum: `Shot.objective`.
     """
     return Method((Shot(),))

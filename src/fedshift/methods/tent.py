@@ -57,8 +57,10 @@ class Tent(Part):
     estimated anew on all inputs. Only the protocol ``unseen-adapted`` has other scores.
     """
 
-    lr: float = setting(0.001, "rate of Adam", low=0.0)
-    epochs: int = setting(1, "passes over the site's inputs; 0 leaves the model as it is", low=0)
+    adapt_lr: float = setting(0.001, "rate of Adam", low=0.0)
+    adapt_epochs: int = setting(
+        1, "passes over the site's inputs; 0 leaves the model as it is", low=0
+    )
     adapt_batch: int = setting(64, "inputs per step", low=2)
     objectives = frozenset({"classification"})
 
@@ -72,18 +74,20 @@ class Tent(Part):
 
     def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
         """Minimise the entropy, then take the site's statistics."""
-        if not self.epochs or not len(unlabelled):
+        if not self.adapt_epochs or not len(unlabelled):
             return
         require_two(self.name, unlabelled)
 
         def objective(step: Step) -> dict[str, Tensor]:
             return {self.name: entropy(step.out.logits).mean()}
 
-        chosen = Optimisation("adam", lr=self.lr)
+        chosen = Optimisation("adam", lr=self.adapt_lr)
         turn = Turn(self.name, affine(net), partial(by_batch, net), objective, chosen)
         draw = scoring.generator(self.name)
         log = Log()
-        descend(net, shuffled_inputs(unlabelled, self.adapt_batch, self.epochs, draw), [turn], log)
+        descend(
+            net, shuffled_inputs(unlabelled, self.adapt_batch, self.adapt_epochs, draw), [turn], log
+        )
         log.means(f"{self.name}, new site")
         estimate_statistics(net, unlabelled.chunks(self.adapt_batch))
 

@@ -136,14 +136,13 @@ class VirtualData(Part):
 
 @register("vhl", paper="Tang et al., ICML 2022", group="alignment")
 def vhl() -> Method:
-    """FedAvg with a virtual set of noise images that all clients align with.
+    """FedAvg with virtual noise images that all clients align with.
 
     An untrained generator makes labelled noise images, the same at every client. Learning to tell
     them and pulling real features to the virtual ones of their class gives sites a common aim.
 
     Use it: sites differ in labels or looks, no public data exist and nothing may be sent.
     Not for: tight compute, since every step also passes a batch of virtual samples.
-    Equations: virtual set: `virtual_noise`, `random_decoder`; wider head: `wider`; calibration:
-        `VirtualData.contrasts`.
+    Equations: virtual set: `virtual_noise`; head: `wider`; contrast: `VirtualData.contrasts`.
     """
     return Method((VirtualData(),))

@@ -165,6 +165,6 @@ def fed_co2() -> Method:
 
     Use it: a few sites that differ strongly in their looks, each with a budget for two models.
     Not for: many sites, because every site gets the heads of all others, or sites that hide theirs.
-    Equations: intra-client transfer: `distillation`, `OfflineModel.phases`; inter-client: `loss`.
+    Equations: intra-client transfer: `distillation`; inter-client transfer: `OfflineModel.loss`.
     """
     return Method((PrivateBatchNorm(), OfflineModel()))

@@ -88,6 +88,6 @@ def fedbabu() -> Method:
 
     Use it: a site wants a model of its own after a few epochs, also a site that joins late.
     Not for: one model for all without tuning, because its head has never been trained.
-    Equations: Algorithm 1: `FixedHead`; its evaluation: `FineTuned.predict`, `tuned`.
+    Equations: Algorithm 1: `FixedHead`; its evaluation: `FineTuned.predict`.
     """
     return Method((FixedHead(), FineTuned()))

@@ -106,6 +106,6 @@ def gperxan() -> Method:
 
     Use it: images of several styles, for the sites themselves and for new ones.
     Not for: tables and other vectors, or nets without BatchNorm.
-    Equations: Eq. 5, the mixture: `MixedNorm`; Eq. 7, the guidance: `ReceivedHead.loss`.
+    Equations: the mixture: `MixedNorm`; the guidance: `ReceivedHead.loss`.
     """
     return Method((AssembledNorm(), PrivateBatchNorm(), ReceivedHead()))

@@ -153,6 +153,6 @@ def partialfed() -> Method:
     Use it: it is not known which layers carry what is peculiar to a site.
     Not for: few rounds, in which the policy stays near its start, or comparison with the authors'
     numbers, because their code and constants are not public.
-    Equations: Algorithm 2: `LoadingPolicy.begin`; its Gumbel-softmax: `gates`, `temperature`.
+    Equations: the mixed start: `LoadingPolicy.begin`; the Gumbel-softmax: `gates`.
     """
     return Method((LoadingPolicy(),))

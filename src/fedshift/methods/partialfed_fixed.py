@@ -65,6 +65,6 @@ def partialfed_fixed() -> Method:
 
     Use it: it is known which layers carry what is peculiar to a site.
     Not for: a model for sites that took no part, unless they get the mean of the private layers.
-    Equations: Algorithm 1, the mixed initialisation: `SkippedLayers`.
+    Equations: the mixed start: `SkippedLayers`.
     """
     return Method((SkippedLayers(),))

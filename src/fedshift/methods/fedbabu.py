@@ -81,7 +81,7 @@ class FineTuned(Part):
 
 @register("fedbabu", paper="Oh et al., ICLR 2022", group="personal")
 def fedbabu() -> Method:
-    """The body is averaged, the head fixed; each site tunes both at the end.
+    """The body is averaged, the head fixed; each site tunes both later.
 
     All sites train their bodies for one and the same random head, so their features agree. A site
     gets its own model by a few epochs of ordinary training from the shared one.

@@ -98,7 +98,7 @@ class CollaborativeHeads(Part):
 
 @register("fedpac", paper="Xu et al., ICLR 2023", group="personal")
 def fedpac() -> Method:
-    """Features aligned by class means, and a combination of heads for each site.
+    """Features aligned by class, and a combination of heads for each site.
 
     The head is trained first, then the body, whose features are pulled to the mean of their class
     over all sites. The server gives each site the combination of all heads whose expected error,

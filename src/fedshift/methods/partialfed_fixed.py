@@ -58,7 +58,7 @@ class SkippedLayers(Part):
 
 @register("partialfed-fixed", paper="Sun et al., NeurIPS 2021", group="personal")
 def partialfed_fixed() -> Method:
-    """BatchNorm and head are never loaded from the server; a rule says which.
+    """BatchNorm and head, or other layers, are never loaded again.
 
     A site continues from its own values of some layers and takes the shared model in the others.
     Which layers these are is decided once, by the kind of layer or by its depth.

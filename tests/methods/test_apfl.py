@@ -83,7 +83,7 @@ def test_with_a_fixed_at_0_the_own_model_rests_and_the_shared_one_is_scored(stat
     assert scores[0] == scores[1]
 
 
-def test_the_gradients_of_the_mixture_are_those_of_equation_10():
+def test_the_gradients_of_the_mixture_are_a_g_and_the_product_of_v_less_w_with_g():
     v, w = torch.tensor([3.0, -1.0], requires_grad=True), torch.tensor([1.0, 4.0])
     a = torch.tensor(0.25, requires_grad=True)
     mixed = mixture({"k": v, "buffer": w}, {"k": w}, a)

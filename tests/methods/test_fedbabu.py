@@ -125,3 +125,23 @@ def test_a_sites_model_cannot_be_loaded_without_its_samples(tmp_path):
 def test_the_body_has_nothing_of_the_head_where_that_is_trained_too():
     net = worker(start("fedavg")).net
     assert not FineTuned(tune="body").keys(net) & head_keys(net)
+
+
+def test_each_protocol_tunes_its_own_model():
+    """In one visit two models are scored, the aggregated one and the one just trained."""
+    two = play(start("fedbabu", protocols=("personal", "personal-trained"), **GROUP), 2)
+    alone = {
+        p: play(start("fedbabu", protocols=(p,), **GROUP), 2)
+        for p in ("personal", "personal-trained")
+    }
+    clients = sorted(two.server.roster)
+
+    def found(session):
+        rows = exchange(session.server, session.transport, "score", clients, session.record)
+        return [{k: v for k, v in u.metrics.items() if k.endswith("test/loss")} for u in rows]
+
+    both, one, other = found(two), found(alone["personal"]), found(alone["personal-trained"])
+    assert [sorted(row.values()) for row in both] == [
+        sorted([*a.values(), *b.values()]) for a, b in zip(one, other, strict=True)
+    ]
+    assert all(len(set(row.values())) == 2 for row in both)

@@ -10,7 +10,7 @@ from fedshift.core.loop import Batch, Step
 from fedshift.core.method import Method
 from fedshift.core.net import Output
 from fedshift.core.registry import build
-from fedshift.methods.feddbe import MeanConsensus, PersonalBias, mean_regularisation
+from fedshift.methods.feddbe import AddedBias, MeanConsensus, PersonalBias, mean_regularisation
 from fedshift.testing import play, start
 
 NAME, BIAS = MeanConsensus().name, "extra.personal-bias.bias"
@@ -118,3 +118,12 @@ def test_the_penalty_is_on_the_features_before_the_bias(open_client):
     term = part.loss(client, Step(Batch(z, torch.zeros(4).long()), out, "model"))
     expected = 50.0 * mean_regularisation(z.mean(0), client.payload(part)["mean"])
     torch.testing.assert_close(term, expected)
+
+
+def test_the_neck_adds_the_bias_and_gives_the_features_before_it():
+    neck = AddedBias(3)
+    neck.bias.data = torch.tensor([1.0, -2.0, 0.5])
+    z = torch.arange(6.0).view(2, 3, 1, 1)
+    after, seen = neck(z)
+    torch.testing.assert_close(after, torch.tensor([[1.0, -1.0, 2.5], [4.0, 2.0, 5.5]]))
+    assert torch.equal(seen["before"], z.flatten(1))

@@ -103,6 +103,6 @@ def apfl() -> Method:
 
     Use it: sites differ by an unknown amount and each can afford two models.
     Not for: sites that never trained, which have no model of their own to mix.
-    Equations: Algorithm 1: `Mixture.phases`; Eq. 10, the step of a: `mixture`.
+    Equations: Algorithm 1: `Mixture.phases`; the gradients of v and a: `mixture`.
     """
     return Method((Mixture(),))

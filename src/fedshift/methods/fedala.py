@@ -135,6 +135,6 @@ def fedala() -> Method:
 
     Use it: the shared head is not the best one for every site, and all layers still travel.
     Not for: sites with few samples, on which one weight per parameter overfits.
-    Equations: Eq. 2 and 4: `aggregated`; Eq. 5: `LocalAggregation.learnt`; Algorithm 1: `begin`.
+    Equations: the local aggregation: `aggregated`; its weights: `LocalAggregation.learnt`.
     """
     return Method((LocalAggregation(),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedshift import (
@@ -20,6 +21,7 @@ from fedshift import (
     head_keys,
     register,
     setting,
+    tree,
 )
 from fedshift.methods.shared.branch import trained_keys
 from fedshift.methods.shared.tuning import tuned
@@ -53,7 +55,7 @@ class FineTuned(Part):
     tune: str = setting("all", "what is tuned", choices=("all", "head", "body"))
 
     def predict(self, net: Net, x: Tensor, scoring: Scoring) -> Tensor | None:
-        """Tune once per visit, then predict with the tuned entries."""
+        """Tune once per model, then predict with the tuned entries."""
         client = scoring.client
         if client is None or not self.tune_epochs:
             return None
@@ -63,11 +65,12 @@ class FineTuned(Part):
                 "scored, and a run's directory has none of them; load the model of all sites, or "
                 f"leave out {self.name}"
             )
-        kept = client.scratch[self.name]
-        if not kept:
+        kept, now = client.scratch[self.name], dict(net.named_parameters())
+        if not kept or any(not torch.equal(p, kept["from"][k]) for k, p in now.items()):
             generator = scoring.generator(self.name)
-            kept.update(tuned(client, self.keys(net), self.tune_epochs, generator))
-        return call(net, kept, x).logits
+            kept["from"] = tree.clone(now)
+            kept["tuned"] = tuned(client, self.keys(net), self.tune_epochs, generator)
+        return call(net, kept["tuned"], x).logits
 
     def keys(self, net: Net) -> set[str]:
         """The parameters that are tuned: the head too, although it is fixed before."""
@@ -78,13 +81,13 @@ class FineTuned(Part):
 
 @register("fedbabu", paper="Oh et al., ICLR 2022", group="personal")
 def fedbabu() -> Method:
-    """The body is averaged, the head fixed; each site tunes both at the end.
+    """The body is averaged, the head fixed; each site tunes both later.
 
     All sites train their bodies for one and the same random head, so their features agree. A site
     gets its own model by a few epochs of ordinary training from the shared one.
 
     Use it: a site wants a model of its own after a few epochs, also a site that joins late.
     Not for: one model for all without tuning, because its head has never been trained.
-    Equations: Algorithm 1: `FixedHead`; its evaluation: `FineTuned.predict`, `tuned`.
+    Equations: Algorithm 1: `FixedHead`; its evaluation: `FineTuned.predict`.
     """
     return Method((FixedHead(), FineTuned()))

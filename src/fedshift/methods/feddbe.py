@@ -125,6 +125,6 @@ def feddbe() -> Method:
 
     Use it: sites look different and share their classes, and a site can keep one small vector.
     Not for: sites that may not reveal the mean of their features, or a task without a shift of it.
-    Equations: Eq. 2: `PersonalBias`; Eq. 5: `MeanConsensus.loss`, `mean_regularisation`.
+    Equations: the bias memory: `PersonalBias`; the mean regulariser: `mean_regularisation`.
     """
     return Method((PersonalBias(), MeanConsensus()))

@@ -81,6 +81,6 @@ def fedrod() -> Method:
 
     Use it: both one model for all and one per site are wanted, and the sites' classes differ.
     Not for: multi-label targets and regression, or sites that differ in their looks alone.
-    Equations: Eq. 7: `balanced`; Eq. 8 and 9: `PersonalHead.loss`; its prediction: `both`.
+    Equations: the balanced risk: `balanced`; the personal risk: `PersonalHead.loss`.
     """
     return Method((BalancedSoftmax(), PersonalHead()))

@@ -98,7 +98,7 @@ class ReceivedHead(Part):
 
 @register("gperxan", paper="Le et al., CVPR 2024", group="personal")
 def gperxan() -> Method:
-    """Shared instance norm beside private batch norm, and a guiding shared head.
+    """Shared instance norm beside private batch norm, and a guiding head.
 
     Instance norm takes the style out of each image and is shared, batch norm keeps what tells the
     classes apart and stays at the site; a net learns how much of each it needs. The head that came
@@ -106,6 +106,6 @@ def gperxan() -> Method:
 
     Use it: images of several styles, for the sites themselves and for new ones.
     Not for: tables and other vectors, or nets without BatchNorm.
-    Equations: Eq. 5, the mixture: `MixedNorm`; Eq. 7, the guidance: `ReceivedHead.loss`.
+    Equations: the mixture: `MixedNorm`; the guidance: `ReceivedHead.loss`.
     """
     return Method((AssembledNorm(), PrivateBatchNorm(), ReceivedHead()))

@@ -151,8 +151,7 @@ def partialfed() -> Method:
     One number per layer says how likely it is loaded, and is learnt on the site's own samples.
 
     Use it: it is not known which layers carry what is peculiar to a site.
-    Not for: few rounds, in which the policy stays near its start, or comparison with the authors'
-    numbers, because their code and constants are not public.
-    Equations: Algorithm 2: `LoadingPolicy.begin`; its Gumbel-softmax: `gates`, `temperature`.
+    Not for: few rounds, or comparison with the authors' numbers, as their constants are unknown.
+    Equations: the mixed start: `LoadingPolicy.begin`; the Gumbel-softmax: `gates`.
     """
     return Method((LoadingPolicy(),))

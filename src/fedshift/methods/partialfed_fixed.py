@@ -58,13 +58,13 @@ class SkippedLayers(Part):
 
 @register("partialfed-fixed", paper="Sun et al., NeurIPS 2021", group="personal")
 def partialfed_fixed() -> Method:
-    """BatchNorm and head are never loaded from the server; a rule says which.
+    """BatchNorm and head, or other layers, are never loaded again.
 
     A site continues from its own values of some layers and takes the shared model in the others.
     Which layers these are is decided once, by the kind of layer or by its depth.
 
     Use it: it is known which layers carry what is peculiar to a site.
     Not for: a model for sites that took no part, unless they get the mean of the private layers.
-    Equations: Algorithm 1, the mixed initialisation: `SkippedLayers`.
+    Equations: the mixed start: `SkippedLayers`.
     """
     return Method((SkippedLayers(),))

@@ -112,6 +112,16 @@ def test_a_part_that_needs_another_one_names_it():
     assert all(";" in reason for reason in reasons.values())
 
 
+def test_a_rule_without_the_parts_of_its_method_is_refused_or_trains():
+    """GroupDRO's weights read what ``loss-probe`` sends; layer consensus needs no part."""
+    rules = [u for u in known().values() if not u.method.parts and build(u.home).parts]
+    refused = {u.name: stacks.why_refused(u.method) for u in rules}
+    assert "add + loss-probe" in refused["exponential-weights"]
+    for unit in rules:
+        if not refused[unit.name]:
+            train(unit.method)
+
+
 def test_an_order_that_does_not_work_is_told():
     central, half = known()["central-dp"], known()["half"]
     found = stacks.order(central, half)
@@ -144,7 +154,7 @@ def under(method: Method, rule: str) -> Method:
 def test_rules_stand_under_local_objectives_and_mixup_beside_them():
     """Each objective with one rule in turn, and with mixup."""
     for i, name in enumerate(objectives()):
-        method = build(name)
+        method = build(name)  # its aggregator may need its parts, which stay
         assert stacks.why_refused(under(method, RULES[i % len(RULES)])) == "", name
         assert name == "mixup" or stacks.why_refused(build(f"{name} + mixup")) == "", name
 

@@ -109,8 +109,8 @@ PICTURES: dict[str, tuple[str, Sequence[Step]]] = {
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines that fit into a box, at about 7 pixels a letter."""
-    return textwrap.wrap(text, (width - 2 * PAD) // 7)
+    """Lines that fit into a box, at most 7.6 pixels a letter."""
+    return textwrap.wrap(text, int((width - 2 * PAD) / 7.6))
 
 
 def box(lane: str, y: int, lines: Sequence[str], *, arrow: str = "") -> str:

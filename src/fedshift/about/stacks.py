@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 from fedshift.base.errors import FedshiftError
@@ -18,7 +19,9 @@ from fedshift.core.config import configure
 from fedshift.core.method import Method
 from fedshift.core.part import Part
 from fedshift.core.registry import METHODS, join, parts
+from fedshift.core.scenario import Scenario
 from fedshift.core.state import MemoryStore
+from fedshift.data.federation import Federation
 from fedshift.engine.build import allowed_data, build_net
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs, check_protection
@@ -98,7 +101,7 @@ def why_refused(method: Method) -> str:
 def _checked(method: Method) -> None:
     """The checks of ``experiment.session.prepare`` that look at the method, in its order."""
     config, whole = configure(method, tiny_scenario(**granting(method)))
-    federation = federate(config.scenario, config.seed)
+    federation = _federation(config.scenario.model_dump_json())
     check_needs(whole, config.scenario, len(federation.sites))
     net = build_net(config, whole, federation)
     resources = allowed_data(federation, config.scenario, "server")
@@ -106,6 +109,12 @@ def _checked(method: Method) -> None:
     server.sites = tuple(federation.sites)
     check_protection(server)
     assert server.uploads is not None  # asks every part's ``check``
+
+
+@lru_cache(maxsize=16)
+def _federation(scenario: str) -> Federation:
+    """The sites of a tiny scenario, given as JSON; dealt out once."""
+    return federate(Scenario.model_validate_json(scenario), 0)
 
 
 def refusal(left: Unit, right: Unit) -> Refusal | None:

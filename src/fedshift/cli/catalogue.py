@@ -39,6 +39,7 @@ ORDER = (  # headings of methods; others come after them
     "adaptation",
 )
 WIDTH = 80  # of lines that go into a pipe
+COLUMN = 10  # for names; a longer one moves its own line only
 GROUPS = ("fedshift.methods", "fedshift.backbones", "fedshift.scenarios", "fedshift.data")
 
 
@@ -127,7 +128,7 @@ def print_methods(rows: list[Row], *, verbose: bool = False) -> None:
     width = shutil.get_terminal_size().columns if terminal else WIDTH
     for i, (group, own) in enumerate(by_group(rows).items()):
         typer.echo(f"{chr(10) if i else ''}{group}:")
-        column = max(len(row["name"]) for row in own)
+        column = min(COLUMN, max(len(row["name"]) for row in own))
         for row in own:
             typer.echo(_cut(f"  {row['name'].ljust(column)}  {row['what'].rstrip('.')}", width))
             if verbose:

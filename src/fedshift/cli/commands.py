@@ -21,6 +21,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
+from fedshift.cli.show import show
 
 app = typer.Typer(
     name="fedshift",
@@ -45,6 +46,7 @@ app.add_typer(claims_app, name="claims")
 
 app.command()(ledger)
 app.command()(predict)
+app.command()(show)
 
 
 @app.callback(invoke_without_command=True)
@@ -295,40 +297,6 @@ def list_(
         print_methods(rows, verbose=verbose)
     else:
         print_catalogue(rows)
-
-
-@app.command()
-def show(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="METHOD|PATH",
-            help="A method or a part; or a run directory, or a folder of them.",
-            autocompletion=opt.names("methods"),
-        ),
-    ],
-    scenario: Annotated[
-        str | None,
-        typer.Option(
-            help="METHOD: where its bytes are counted; default digits.",
-            autocompletion=opt.names("scenarios"),
-        ),
-    ] = None,
-    backbone: opt.Backbone = None,
-    against: opt.Against = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Show what a method is, needs and sends, or the numbers of a run or a folder of runs."""
-    from fedshift.cli.show import holds_runs, require_path, show_method, show_runs
-
-    path = Path(what)
-    if holds_runs(path):
-        if scenario or backbone:
-            raise ConfigError(f"{what} holds runs; --scenario and --backbone are for methods")
-        show_runs(path, against, as_json=as_json)
-    else:
-        require_path(what)
-        show_method(what, scenario or "digits", backbone, as_json=as_json)
 
 
 @app.command()

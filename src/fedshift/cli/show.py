@@ -10,14 +10,46 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from fedshift.base.errors import RunError, UnknownNameError
+from fedshift.base.errors import ConfigError, RunError, UnknownNameError
+from fedshift.cli import options as opt
 
 Row = dict[str, Any]
 WIDEST = 100  # columns of a paragraph
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|PATH",
+            help="A method or a part; or a run directory, or a folder of them.",
+            autocompletion=opt.names("methods"),
+        ),
+    ],
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            help="METHOD: where its bytes are counted; default digits.",
+            autocompletion=opt.names("scenarios"),
+        ),
+    ] = None,
+    backbone: opt.Backbone = None,
+    against: opt.Against = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Show what a method is, needs and sends, or the numbers of a run or a folder of runs."""
+    path = Path(what)
+    if holds_runs(path):
+        if scenario or backbone:
+            raise ConfigError(f"{what} holds runs; --scenario and --backbone are for methods")
+        show_runs(path, against, as_json=as_json)
+    else:
+        require_path(what)
+        show_method(what, scenario or "digits", backbone, as_json=as_json)
 
 
 def holds_runs(path: Path) -> bool:

@@ -68,6 +68,8 @@ class Declares:
         alias: Name to use instead of the class's own in kebab case.
         needs: Extra data or knowledge without which it cannot work, as names of resources
             (``core.resource``); the scenario has to allow them.
+        needs_parts: Names of parts without which it cannot work, such as the one whose payload it
+            reads.
         needs_individual_updates: It reads single clients' updates, which rules out secure
             aggregation.
         needs_full_participation: Every client has to take part in every round.
@@ -94,6 +96,7 @@ class Declares:
 
     alias: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
+    needs_parts: ClassVar[frozenset[str]] = frozenset()
     needs_individual_updates: ClassVar[bool] = False
     needs_full_participation: ClassVar[bool] = False
     min_clients: ClassVar[int] = 1

@@ -26,7 +26,13 @@ from fedshift.data.federation import Federation
 def check_needs(method: Method, scenario: Scenario, clients: int) -> None:
     """Compare what every component declares that it needs with what the scenario allows and has."""
     size = scenario.cohort_size(clients)
+    names = {part.name for part in method.parts}
     for item in method.declared:
+        if absent := sorted(item.needs_parts - names):
+            raise ConfigError(
+                f"{item.name} works on what {absent[0]} gives, and the method has no such part; "
+                f"add + {absent[0]}, or leave {item.name} out"
+            )
         _check_resources(item, scenario)
         if item.objectives is not None and scenario.objective not in item.objectives:
             raise ConfigError(

@@ -53,6 +53,7 @@ class ExponentialWeights(Weighting):
     """
 
     eta: float = setting(0.01, "step of the weights", low=0.0)
+    needs_parts = frozenset({"loss-probe"})
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,)."""

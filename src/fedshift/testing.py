@@ -296,10 +296,7 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(begin(method, path=path), finished)
             killed.server.round += 1  # half a round: client states are written, no checkpoint is
-    base = base or tiny_scenario()
-    given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
-    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
-    given |= {"partition": mixed} if "sample_domains" in needs else {}
+            some = sorted(killed.server.roster)[-2:]
             first = negotiate(killed.server, killed.transport, some, killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(begin(method, path=path))

@@ -248,10 +248,7 @@ def in_process_equals_flower(method: str | Method) -> None:
         there.append(play(prepare(config, whole, None, Options(transport=opened, **settings))))
 
     app = grid.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
-    base = base or tiny_scenario()
-    given |= {"public": base.data} if needs & {"public_set", "public_labels"} else {}
-    mixed = Heterogeneity(clients=4, lam=0.6)  # every client holds rows of both domains
-    given |= {"partition": mixed} if "sample_domains" in needs else {}
+    nodes = [{"client": client} for client in reference(method).server.roster]
     grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
     require_same(reference(method), there[0], "in process and through Flower")
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedshift import (
     Client,
+    ConfigError,
     Method,
     ModelSpec,
     Net,
@@ -66,8 +67,13 @@ class AmplitudeNormalisation(Part):
             net.stages[first] = (f"extra.{self.name}", *net.stages[first])
 
     def check(self, model: ModelSpec) -> None:
-        """Raise if inputs are no images."""
+        """Raise if inputs are no images, or if another part keeps the amplitude at the sites."""
         require_images(self.name, model)
+        if self.key not in model.shared:
+            raise ConfigError(
+                f"{self.name} has one amplitude for all sites, and another part keeps it from "
+                "travelling; leave out the part that makes the whole body private"
+            )
 
     @property
     def key(self) -> str:
@@ -76,7 +82,8 @@ class AmplitudeNormalisation(Part):
 
     def uploads(self, model: ModelSpec) -> Uploads:
         """One amplitude spectrum."""
-        return {"enrol": {"amplitude": PayloadSpec(tuple(model.shared[self.key].shape))}}
+        *rows, width = model.net.shape
+        return {"enrol": {"amplitude": PayloadSpec((*rows, width // 2 + 1))}}
 
     def enrol(self, client: Client) -> Tree:
         """Mean amplitude of the training images, in large batches."""

@@ -68,6 +68,12 @@ def test_domains_are_kept_when_rows_are_chosen_again():
         ]
 
 
+def test_domains_move_to_the_device_with_the_samples():
+    made = federate(tiny_scenario(partition=Pooled()), 0).to("meta")
+    train = made.sites["pooled"].data.train
+    assert train.domains.device == train.x.device == torch.device("meta")
+
+
 def test_a_site_of_one_domain_calls_it_0():
     site = federate(tiny_scenario(), 0).sites["bright-1"]
     assert site.data.train.domains is None

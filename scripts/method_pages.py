@@ -47,6 +47,7 @@ OPENED = {  # what else a scenario needs for a resource, as it is typed
     "public_set": "--set scenario.public=digits",
     "public_labels": "--set scenario.public=digits",
     "client_unlabelled": "--set scenario.labelled=0.5",
+    "sample_domains": "--set scenario.partition.kind=heterogeneity",
 }
 POINTS: Mapping[str, tuple[str, ...]] = {  # extension points and their hooks
     "structure": ("build",),

@@ -39,7 +39,6 @@ from fedshift.data.dealing.partitions import Heterogeneity, PerDomain
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.build import Plan
-from fedshift.engine.federation import federate_for
 from fedshift.engine.round import collect, negotiate
 from fedshift.engine.visit import Worker
 from fedshift.evaluate.protocols import evaluate

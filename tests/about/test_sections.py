@@ -139,6 +139,19 @@ def test_settings_are_named_as_they_are_typed():
             build(f"{name}[{row['key']}={row['default']}]")
 
 
+def test_every_option_of_a_builder_says_what_it_is():
+    odd = [
+        (name, row["key"])
+        for name, entry in OURS.items()
+        for row in card.settings(entry, entry.build())
+        if row["meaning"] in ("", "an option of the method")
+    ]
+    assert odd == []
+    entry = told("A summary.\n\nOptions: first: what it is; second:\nanother one.")
+    assert entry.option_doc("second") == "another one"
+    assert entry.option_doc("third") == ""
+
+
 @pytest.mark.parametrize("name", ["krum", "csac", "scaffold", "moon", "f2dc"])
 def test_what_is_declared_is_among_the_needs(name):
     text = "; ".join(card.needs(build(name)))

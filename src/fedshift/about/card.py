@@ -116,7 +116,7 @@ def settings(entry: Entry[Method], method: Method) -> list[Row]:
     rows = []
     for key, option in options.items():
         same = [f.metadata for _, f in fields if f.name == key]
-        told = same[0]["doc"] if same else f"whether the method has the part {key!r}"
+        told = entry.option_doc(key) or (same[0]["doc"] if same else "an option of the method")
         plain: Row = {"low": None, "high": None, "choices": None}
         span = limits(option.default, same[0] if same else plain)
         rows.append({"key": key, "default": option.default, "range": span, "meaning": told})

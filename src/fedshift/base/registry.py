@@ -28,7 +28,7 @@ T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
-SECTIONS = ("Use it", "Not for", "Equations")  # of a builder's docstring, each from a line's start
+SECTIONS = ("Use it", "Not for", "Equations", "Options")  # of a builder's docstring, each from a line's start
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):\s*", re.MULTILINE)
 
 
@@ -44,11 +44,12 @@ class Entry(Generic[T]):
     """One registered builder, with the citation that listings print beside it.
 
     What listings and pages say of it is the builder's docstring: a line of summary, the idea in a
-    paragraph, then up to three sections, each of which may be missing::
+    paragraph, then up to four sections, each of which may be missing::
 
         Use it: one sentence, when it is the right choice.
         Not for: one sentence, when it is not.
         Equations: Eq. 3: `model_contrast`; Algorithm 1, line 5: `ModelContrast.begin`.
+        Options: projector: two layers between body and head, as released.
     """
 
     name: str
@@ -91,6 +92,12 @@ class Entry(Generic[T]):
             for item in items
         )
         return tuple(equation for equation in found if equation.functions)
+
+    def option_doc(self, name: str) -> str:
+        """What the section ``Options`` says of a parameter of the builder; empty if nothing."""
+        items = self._section("Options").removesuffix(".").split(";")
+        told = dict(item.strip().partition(": ")[::2] for item in items)
+        return told.get(name, "")
 
     def _section(self, title: str) -> str:
         words = _SECTION.split(self.doc)  # text, title, text, title, text, ...

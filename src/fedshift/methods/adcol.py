@@ -143,5 +143,6 @@ def adcol(share_model: bool = True) -> Method:
     Use it: sites differ in how their inputs look, and features may leave them.
     Not for: confidential data, since features of single samples are sent.
     Equations: client term: `unknown_origin`; discriminator: `HiddenOrigin.merge`.
+    Options: share_model: whether weights are averaged too, or features only travel.
     """
     return Method((HiddenOrigin(), *(() if share_model else (PrivateModels(),))))

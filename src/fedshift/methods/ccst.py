@@ -171,6 +171,7 @@ def ccst(styles: str = "pixels") -> Method:
     Use it: for an unseen domain, or for one model on looks that differ in colour and contrast.
     Not for: looks that two numbers per channel do not tell apart, such as outlines and fills.
     Equations: Eq. 1: `restyled`; Eqs. 2, 3: `overall_style`; Algorithm 1: `PixelStyles.draw`.
+    Options: styles: of what the statistics are, pixels or features (first feature maps).
     """
     kinds = {"pixels": PixelStyles, "features": FeatureStyles}
     if styles not in kinds:

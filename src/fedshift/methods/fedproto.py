@@ -76,5 +76,7 @@ def fedproto(share_model: bool = True, classifier: str = "head") -> Method:
     Use it: sites hold the same classes and disagree about features, or cannot share weights at all.
     Not for: classes that look different at each site, which one mean per class would blur.
     Equations: Eq. 3: `class_means`; Eq. 6: `pool_means`; Eqs. 7 and 8: `pull`.
+    Options: share_model: whether weights are averaged too, or class means only travel; classifier:
+    what predicts, head or prototype (the nearest one).
     """
     return prototype_method(GlobalPrototypes(), share_model=share_model, classifier=classifier)

@@ -129,5 +129,7 @@ def fedsa(share_model: bool = True, classifier: str = "head") -> Method:
     Use it: sites differ so much in labels or features that the mean of their class means is biased.
     Not for: pretrained features, which random anchors would have to move far.
     Equations: anchors: `random_anchors`; terms: `SemanticAnchors.loss`; margin: `margin_scores`.
+    Options: share_model: whether weights are averaged too, or class means only travel; classifier:
+    what predicts, head or prototype (the nearest one).
     """
     return prototype_method(SemanticAnchors(), share_model=share_model, classifier=classifier)

@@ -125,5 +125,7 @@ def fedtgp(share_model: bool = True, classifier: str = "head") -> Method:
     Use it: averaged class means would lie close together because the sites' features differ.
     Not for: federations with many classes and few sites, whose means are too few to train on.
     Equations: server contrast: `margin_scores`; margin: `adaptive_margin`; client term: `pull`.
+    Options: share_model: whether weights are averaged too, or class means only travel; classifier:
+    what predicts, head or prototype (the nearest one).
     """
     return prototype_method(TrainablePrototypes(), share_model=share_model, classifier=classifier)

@@ -72,5 +72,6 @@ def moon(projector: bool = False) -> Method:
     Not for: domain skew, where papers find it below FedAvg, and clients that come once; it costs
     two more forward passes.
     Equations: Eq. 3: `model_contrast`, `ModelContrast.loss`.
+    Options: projector: two layers between body and head, as the authors have.
     """
     return Method((*([Projector()] if projector else []), ModelContrast()))

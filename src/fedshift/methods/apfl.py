@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from fedshift import (
@@ -54,7 +53,8 @@ class Mixture(Part):
         """V starts at the first received w, a at ``alpha``."""
         kept = client.state[self.name]
         own = tree.under("v", kept) or client.received
-        a = kept.get("a", torch.tensor(self.alpha)).clone()
+        start = next(client.net.parameters()).new_tensor(self.alpha)
+        a = kept.get("a", start).clone()
         branch = tree.prefixed("v", opened(client, own))
         client.state[self.name] = branch | {"a": nn.Parameter(a) if self.learn else a}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ def balanced(logits: Tensor, counts: Tensor) -> Tensor:
     Cross-entropy of them is the balanced softmax: z is then fitted as if all classes were equally
     frequent. A class without samples gets no gradient.
     """
-    prior = counts.to(logits.dtype).log().clamp(min=NONE)  # (K,)
+    prior = counts.to(logits).log().clamp(min=NONE)  # (K,)
     return logits + prior
 
 
@@ -45,7 +44,8 @@ class PersonalHead(Part):
     def begin(self, client: Client) -> Named:
         """The personal head is trained along with the net."""
         (width,) = client.net.shapes()["features"]
-        new = {"weight": torch.zeros(client.classes, width), "bias": torch.zeros(client.classes)}
+        zeros = next(client.net.parameters()).new_zeros
+        new = {"weight": zeros(client.classes, width), "bias": zeros(client.classes)}
         kept = client.state[self.name] or new
         client.state[self.name] = {key: nn.Parameter(value.clone()) for key, value in kept.items()}
         return leaves(client.state[self.name])

@@ -43,7 +43,7 @@ def gates(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     The gradient is that of sigmoid((logit + noise) / temperature): binary Gumbel-softmax, straight
     through.
     """
-    soft = ((logits + noise) / temperature).sigmoid()
+    soft = ((logits + noise.to(logits)) / temperature).sigmoid()
     return (soft > 0.5).to(soft.dtype) + (soft - soft.detach())
 
 
@@ -83,7 +83,9 @@ class LoadingPolicy(Part):
     def begin(self, client: Client) -> None:
         """Learn the policy, draw the gates and load; the first visit starts from theta."""
         kept, groups = client.state[self.name], self.groups(client)
-        chance = torch.tensor(self.load_chance).clamp(SUREST, 1 - SUREST)
+        chance = (
+            next(client.net.parameters()).new_tensor(self.load_chance).clamp(SUREST, 1 - SUREST)
+        )
         logits = kept.get("logits", chance.logit().repeat(len(groups)))
         own = tree.under("own", kept)
         if own:

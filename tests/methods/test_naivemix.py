@@ -62,6 +62,21 @@ def test_a_client_gets_the_means_of_the_others(visit):
     assert torch.equal(sent["x"], torch.cat(others))
 
 
+def test_a_message_carries_some_of_them_with_their_labels_and_others_in_the_next_round():
+    session = play(start("naivemix[per_round=2, group=2]"), 1)
+    server, part = session.server, session.server.method.parts[0]
+    every = MeanPool(per_round=0).send(server, "dark-0")
+    told = []
+    for round_ in range(1, 6):
+        server.round = round_
+        sent = part.send(server, "dark-0")
+        rows = [int((every["x"] == x).flatten(1).all(1).nonzero()) for x in sent["x"]]
+        assert torch.equal(sent["y"], every["y"][rows])
+        assert len(set(rows)) == 2
+        told.append(tuple(rows))
+    assert len(set(told)) > 1
+
+
 def test_inputs_and_labels_are_mixed_with_the_same_mean(visit):
     client, batch = visit
     pool = client.payload(MeanPool())

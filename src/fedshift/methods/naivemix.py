@@ -42,13 +42,15 @@ class MeanPool(Part):
     """Means of M training samples of every client, gathered once and sent to all; adds no loss.
 
     On enrolment a client uploads at most ``per_client`` means of M inputs and of their labels, each
-    sample in one mean at most. Every message to a client carries the means of the other clients.
+    sample in one mean at most. A message to a client carries ``per_round`` means of the others, drawn
+    anew each round.
     """
 
     objectives = frozenset({"classification"})
 
     group: int = setting(5, "M: samples in one mean", low=2)
     per_client: int = setting(32, "means that a client sends at most", low=1)
+    per_round: int = setting(16, "means in a message to a client; 0: all", low=0)
 
     @property
     def shares(self) -> str:  # type: ignore[override]
@@ -74,8 +76,12 @@ class MeanPool(Part):
         server.state[self.name] = kept_by_client(self.name, enrolments)
 
     def send(self, server: Server, client: str) -> Tree:
-        """The means of the other clients; a client that is alone gets its own."""
-        return of_others(server.state[self.name], ("x", "y"), client)
+        """Means of the other clients; a client that is alone gets its own."""
+        held = of_others(server.state[self.name], ("x", "y"), client)
+        if not self.per_round or len(held["x"]) <= self.per_round:
+            return held
+        order = torch.randperm(len(held["x"]), generator=server.generator(self.name))
+        return {key: rows[order[: self.per_round]] for key, rows in held.items()}
 
 
 NAME = MeanPool().name

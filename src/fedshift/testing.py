@@ -39,6 +39,7 @@ from fedshift.data.dealing.partitions import Heterogeneity, PerDomain
 from fedshift.data.registry import register_dataset
 from fedshift.data.samples import Domain
 from fedshift.engine.build import Plan
+from fedshift.engine.federation import federate_for
 from fedshift.engine.round import collect, negotiate
 from fedshift.engine.visit import Worker
 from fedshift.evaluate.protocols import evaluate
@@ -247,7 +248,8 @@ def in_process_equals_flower(method: str | Method) -> None:
         there.append(play(prepare(config, whole, None, Options(transport=opened, **settings))))
 
     app = grid.client_app(lambda run, node: sites[0])  # noqa: ARG005  one run, all sites
-    nodes = [{"client": client} for client in reference(method).server.roster]
+    clients = federate_for(whole, config.scenario, config.seed).sites
+    nodes = [{"client": client} for client in clients]
     grid.InMemoryGrid(app, nodes).play(grid.server_app(play_there))
     require_same(reference(method), there[0], "in process and through Flower")
 
@@ -292,7 +294,7 @@ def resumes_exactly(method: str | Method) -> None:
             path = Path(folder) / str(finished)
             killed = play(begin(method, path=path), finished)
             killed.server.round += 1  # half a round: client states are written, no checkpoint is
-            some = sorted(whole.server.roster)[:2]
+            some = sorted(killed.server.roster)[-2:]
             first = negotiate(killed.server, killed.transport, some, killed.record)
             collect(killed.server, killed.transport, "train", first, killed.record)
             resumed = play(begin(method, path=path))

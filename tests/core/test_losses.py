@@ -292,7 +292,7 @@ CASES = [(1, "train", "dark-1"), (2, "train", "bright-0"), (2, "score", "dark-0"
 
 
 def may_skip(method):
-    return not any(d.needs_full_participation for d in method.declared)
+    return not method.pools_sites and not any(d.needs_full_participation for d in method.declared)
 
 
 @pytest.mark.parametrize("method", [*one_of_each_kind(may_skip)])

@@ -22,7 +22,8 @@ def kind(method):
     channels = [frozenset(overridden(c, Channel) | overridden(c, Part)) for c in method.channels]
     rule = method.aggregate
     own = frozenset() if type(rule) is Mean else frozenset(overridden(rule, Aggregator))
-    return frozenset(hooks), tuple(channels), own, type(rule.optimiser) is Add, rule.weights is None
+    plain = type(rule.optimiser) is Add, rule.weights is None
+    return frozenset(hooks), tuple(channels), own, plain, method.pools_sites
 
 
 def first_of_each_kind():

@@ -75,6 +75,8 @@ class Declares:
         scored_at_sites: Under the protocol ``global``, each domain is scored by its own sites, with
             their private entries. Otherwise the server scores one model on every domain, which a
             method with private entries may not have.
+        pools_sites: It trains on the data of all sites in one place, so it is for simulations: its
+            federation has one site, and every protocol scores the one model.
         optimisers: Client optimisers for which its algebra holds, of sgd, momentum, adam and adamw;
             None means any. SCAFFOLD's control variates assume plain SGD.
         objectives: Kinds of target for which it is defined, of classification, multi-label and
@@ -96,6 +98,7 @@ class Declares:
     needs_full_participation: ClassVar[bool] = False
     min_clients: ClassVar[int] = 1
     scored_at_sites: ClassVar[bool] = False
+    pools_sites: ClassVar[bool] = False
     optimisers: ClassVar[frozenset[str] | None] = None
     objectives: ClassVar[frozenset[str] | None] = None
     replaces_gradients: ClassVar[bool] = False

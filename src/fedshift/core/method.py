@@ -129,6 +129,11 @@ class Method:
         """All components: the parts, the rule, its server optimiser and its weighting."""
         return (*self.parts, *self.aggregate.declared)
 
+    @property
+    def pools_sites(self) -> bool:
+        """Whether the data of all sites are put into one place."""
+        return any(d.pools_sites for d in self.declared)
+
     def scopes(self, net: Net, *, bn_local: bool = False) -> dict[str, Scope]:
         """Scope of every entry; ``bn_local`` keeps BatchNorm statistics at the clients.
 

@@ -263,6 +263,8 @@ class Scenario(Frozen):
         wanted = self.clients_per_round or (
             max(1, round(self.fraction * clients)) if self.fraction else clients
         )
+        if clients == 1:
+            return 1
         if wanted > clients:
             raise ConfigError(
                 f"clients_per_round is {wanted}, but scenario {self.name!r} has {clients} clients; "

@@ -81,6 +81,19 @@ class Federation:
         )
 
 
+def pooled(federation: Federation) -> Federation:
+    """The same data at one site, "pooled": all training samples, and the tests of all domains."""
+    held = [site.data for site in federation.sites.values()]
+    further = [data.unlabelled for data in held if data.unlabelled]
+    data = Splits(
+        union([data.train for data in held]),
+        union([splits.val for splits in federation.domains.values()]),
+        union([splits.test for splits in federation.domains.values()]),
+        union(further) if further else None,
+    )
+    return replace(federation, sites={"pooled": Site("pooled", "pooled", data)})
+
+
 def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:
     """The three splits of a domain, from the split code (N,) of each row."""
     rows = [(codes == code).nonzero().flatten() for code in (TRAIN, VAL, TEST)]

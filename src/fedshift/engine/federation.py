@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from fedshift.base.errors import UnknownNameError
+from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.data.dealing.holdings import Holdings, count_holdings
 from fedshift.data.dealing.partitions import deal
 from fedshift.data.dealing.splits import VAL, Given, apply_split, describe_rule
-from fedshift.data.federation import Federation, hide_labels, site, whole
+from fedshift.data.federation import Federation, hide_labels, pooled, site, whole
 from fedshift.data.library.datasets import preparation_of
 from fedshift.data.library.loaded import load
 from fedshift.data.samples import Domain
@@ -42,6 +43,12 @@ def federate(scenario: Scenario, seed: int) -> Federation:
         first.classes,
         first.shape,
     )
+
+
+def federate_for(method: Method, scenario: Scenario, seed: int) -> Federation:
+    """As :func:`federate`, with one site that holds everything if the method pools the sites."""
+    made = federate(scenario, seed)
+    return pooled(made) if method.pools_sites else made
 
 
 def holdings(scenario: Scenario, seed: int) -> Holdings:

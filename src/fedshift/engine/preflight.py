@@ -184,9 +184,14 @@ def _check_codecs(method: Method) -> None:
 def require_secret(method: Method) -> None:
     """For real deployments: refuse noise and keys that are derived from the run's seed.
 
-    Every machine knows the seed; only simulations may draw from it.
+    Every machine knows the seed; only simulations may draw from it. Only they may pool data, too.
     """
     for part in method.parts:
+        if part.pools_sites:
+            raise ConfigError(
+                f"{part.name} needs the data of all sites in one place, and in a deployment they "
+                "stay where they are; it is for simulation: use another method"
+            )
         if part.gives_privacy and getattr(part, "randomness", "system") != "system":
             raise ConfigError(
                 f"{part.name} draws from the run's seed, which every machine knows; that is for "

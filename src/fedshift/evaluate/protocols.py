@@ -52,6 +52,8 @@ def evaluate(
 
 def at_sites(server: Server) -> dict[str, Task]:
     """The protocols that are scored at the sites, each with the task that requests it."""
+    if server.method.pools_sites:
+        return {}
     out: dict[str, Task] = dict.fromkeys(server.scenario.personal_scores, "score")
     if "global" in server.scenario.protocols and any(
         d.scored_at_sites for d in server.method.declared
@@ -156,7 +158,7 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
     wanted = server.scenario.protocols
     load(server.net, model)
     seen = {"val": count_domains(server, federation.domains, "val")}
-    if "global" in wanted:
+    if "global" in wanted or server.method.pools_sites:
         seen["test"] = count_domains(server, federation.domains, "test")
     out: Scored = {"global": seen}
     if federation.unseen is not None and any(p.startswith("unseen") for p in wanted):
@@ -168,6 +170,8 @@ def one_model(server: Server, federation: Federation, model: Tree) -> Scored:
             adapt(server, federation.unseen.inputs)
             adapted = {"val": seen["val"], "test": count_domains(server, target, "test")}
         out |= {"unseen": plain, "unseen-adapted": adapted}
+    if server.method.pools_sites:  # one model, which is also every site's own
+        out |= dict.fromkeys(server.scenario.personal_scores, seen)
     return out
 
 

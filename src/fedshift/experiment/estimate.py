@@ -13,7 +13,7 @@ from __future__ import annotations
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
-from fedshift.engine.federation import federate
+from fedshift.engine.federation import federate_for
 from fedshift.experiment.expectation import Estimate, expect, local_steps
 from fedshift.experiment.session import Session, prepare
 
@@ -46,7 +46,8 @@ def worth_a_warm_up(config: RunConfig, runs: int = 1) -> bool:
 
 def _timed(config: RunConfig, method: Method) -> tuple[Session, float, float]:
     """A session after its warm-up; seconds to train a round, and seconds to score it."""
-    whole, steps = local_steps(config.scenario, federate(config.scenario, config.seed))
+    held = federate_for(method, config.scenario, config.seed)
+    whole, steps = local_steps(config.scenario, held)
     if whole <= MANY:
         return _warm_up(config, method)
     times = []

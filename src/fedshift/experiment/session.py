@@ -23,7 +23,7 @@ from fedshift.core.server import Policy, Server, Transport
 from fedshift.data.federation import Federation
 from fedshift.engine.build import Plan, allowed_data, build_net
 from fedshift.engine.compute import Compute
-from fedshift.engine.federation import describe_split, federate, input_preparation
+from fedshift.engine.federation import describe_split, federate_for, input_preparation
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
@@ -186,7 +186,7 @@ def prepare(
     scenario = config.scenario
     if federation is None:
         require_same_data(config)
-    known = federation or federate(scenario, config.seed)
+    known = federation or federate_for(method, scenario, config.seed)
     check_needs(method, scenario, len(known.sites))
     check_policy(method, options.policy)
     net = build_net(config, method, known)

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedshift import ConfigError, Net, Part, Samples, Scoring, estimate_statistics, setting
+from fedshift import (
+    ConfigError,
+    Method,
+    Net,
+    Part,
+    Samples,
+    Scoring,
+    estimate_statistics,
+    register,
+    setting,
+)
 from fedshift.core.net import batch_norm_buffers
 
 
@@ -30,5 +40,20 @@ class AdaptBn(Part):
             )
 
     def adapt(self, net: Net, unlabelled: Samples, scoring: Scoring) -> None:
-        """Plain averages over the batches."""
-        estimate_statistics(net, unlabelled.chunks(self.adapt_batch))
+        """Plain averages over the batches; without inputs nothing changes."""
+        if len(unlabelled):
+            estimate_statistics(net, unlabelled.chunks(self.adapt_batch))
+
+
+@register("adapt-bn", paper="Li et al., 2016", group="adaptation")
+def adapt_bn() -> Method:
+    """FedAvg, with a new site's own BatchNorm statistics.
+
+    The statistics of the sites that trained do not fit another look of the data; a new site's own
+    inputs, without labels, give better ones. Add it to any method: `fedprox + adapt-bn`.
+
+    Use it: as the control of every method that adapts to a new site.
+    Not for: backbones without BatchNorm, or sites with a few inputs only.
+    Equations: statistics: `AdaptBn.adapt`.
+    """
+    return Method((AdaptBn(),))

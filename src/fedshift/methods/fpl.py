@@ -22,37 +22,21 @@ from fedshift import (
     Method,
     ModelSpec,
     Part,
-    PayloadSpec,
     Server,
-    Size,
     Step,
     Tree,
     Update,
     Uploads,
-    call_frozen,
     register,
     setting,
     tree,
 )
 from fedshift.data.samples import split_rows
+from fedshift.methods.shared.class_means import class_means, features_of, means_spec, shares_of
 from fedshift.methods.shared.finch import cluster_means, finch
+from fedshift.methods.shared.prototypes import pull
 
 NONE = -1e9  # score of a class without a prototype: far below any cosine / tau, but finite
-
-
-def shares_of(y: Tensor, classes: int) -> Tensor:
-    """Proportion (B, K) of each class in each target: one-hot of indices, soft labels unchanged."""
-    return y if y.dim() == 2 else F.one_hot(y, classes).float()
-
-
-def class_means(z: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's prototypes: mean feature (M, D) of each class it holds, and those classes (M,).
-
-    From features ``z`` (B, D) and the share of each class in each sample, ``shares`` (B, K).
-    """
-    counts = shares.sum(0)  # (K,)
-    held = counts.nonzero().flatten()  # (M,)
-    return (shares.T @ z)[held] / counts[held, None], held
 
 
 def cluster_prototypes(means: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,10 +84,7 @@ def consistency(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor) -
     counts = torch.bincount(owners, minlength=shares.shape[1])  # (K,)
     sums = z.new_zeros(shares.shape[1], z.shape[1]).index_add(0, owners, prototypes)
     unbiased = sums / counts.clamp(min=1)[:, None]  # (K, D)
-    known = shares * (counts > 0)  # (B, K)
-    weight = known.sum(1)  # (B,)
-    target = known @ unbiased / weight.clamp(min=1e-12)[:, None]  # (B, D)
-    return (weight * (z - target).square().mean(1)).mean()
+    return pull(z, shares, unbiased, counts > 0)
 
 
 @dataclass(frozen=True)
@@ -128,14 +109,7 @@ class ClusterPrototypes(Part):
 
     def uploads(self, model: ModelSpec) -> Uploads:
         """Means (M, D) and classes (M,) of the M classes that a client holds."""
-        held, last = Size("M", most=model.classes), model.classes - 1
-        means, owners = (held, model.features), (held,)
-        return {
-            "train": {
-                "means": PayloadSpec(means),
-                "owners": PayloadSpec(owners, torch.int64, low=0, high=last),
-            }
-        }
+        return {"train": means_spec(model)}
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """Both terms; under ``train_pass`` the step's features are also stored."""
@@ -166,20 +140,9 @@ class ClusterPrototypes(Part):
             z = torch.cat(list(tree.under("z", noted).values()))
             shares = torch.cat(list(tree.under("shares", noted).values()))
         else:
-            z, shares = self._features(client)
+            z, shares = features_of(client)
         means, owners = class_means(z, shares)
         return {"means": means, "owners": owners}
-
-    @staticmethod
-    def _features(client: Client) -> tuple[Tensor, Tensor]:
-        """Features (n, D) of the trained net on all training samples, and their classes (n, K)."""
-        entries = client.net.state_dict()
-        rows = [
-            (call_frozen(client.net, entries, x).features, shares_of(y, client.classes))
-            for x, y in client.site.data.train.chunks()
-        ]
-        z, shares = zip(*rows, strict=True)
-        return torch.cat(z), torch.cat(shares)
 
     def merge(self, server: Server, updates: Sequence[Update]) -> None:
         """Cluster the participants' means, class by class."""

@@ -380,5 +380,5 @@ def open_plan(start: Start, reader: Reader) -> Plan:
         held = reader.read_tree(locations)
         domains[name] = Domain(name, held["x"], held["y"], held["split"], classes)
     loaded.adopt(scenario.data, start.options, domains)
-    made = federation.federate(scenario, start.config.seed)
+    made = federation.federate_for(start.method, scenario, start.config.seed)
     return Plan(start.config, start.method, made, start.store, compute=start.compute)

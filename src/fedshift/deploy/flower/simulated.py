@@ -18,7 +18,7 @@ from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.server import Transport
 from fedshift.engine.build import Plan
-from fedshift.engine.federation import federate
+from fedshift.engine.federation import federate_for
 from fedshift.engine.visit import Worker
 from fedshift.experiment.identity import configure_run
 from fedshift.experiment.listener import LogListener
@@ -75,8 +75,9 @@ def simulated_worker(run: RunConfig, node: NodeConfig) -> Worker:
 @lru_cache(maxsize=1)  # an actor runs many visits of one run
 def _simulated(run: str, path: Path) -> Worker:
     config = RunConfig.model_validate_json(run)
-    federation = federate(config.scenario, config.seed)
-    return Plan(config, config.build(), federation, client_store(path)).worker()
+    method = config.build()
+    federation = federate_for(method, config.scenario, config.seed)
+    return Plan(config, method, federation, client_store(path)).worker()
 
 
 def simulated_client(run: RunConfig, node: NodeConfig) -> str:
@@ -94,4 +95,4 @@ def simulated_client(run: RunConfig, node: NodeConfig) -> str:
 @lru_cache(maxsize=1)
 def _clients(run: str) -> tuple[str, ...]:
     config = RunConfig.model_validate_json(run)
-    return tuple(federate(config.scenario, config.seed).sites)
+    return tuple(federate_for(config.build(), config.scenario, config.seed).sites)

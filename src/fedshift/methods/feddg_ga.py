@@ -99,6 +99,7 @@ class GapWeights(Weighting):
     metric: str = setting("loss", "what the gap is measured in", choices=("loss", "score"))
     uncentred: bool = setting(False, "released: gaps as they are, without subtracting their mean")
     step_per_client: bool = setting(False, "released: the step is divided by the number of clients")
+    needs_parts = frozenset({"gap-probe"})
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,)."""

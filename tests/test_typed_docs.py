@@ -276,6 +276,8 @@ class Typed:
         monkeypatch.setattr("fedshift.experiment.run.execute", self._execute)
         monkeypatch.setattr("fedshift.experiment.compare._attempt", self._attempt)
         monkeypatch.setattr("fedshift.experiment.compare.cores", lambda: 1)
+        monkeypatch.setattr("fedshift.claims.run.cores", lambda: 1)
+        monkeypatch.setattr("fedshift.claims.run.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.reference_rows", lambda *_: [])
         monkeypatch.setattr("fedshift.experiment.estimate.estimate", self._estimate)

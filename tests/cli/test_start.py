@@ -148,7 +148,7 @@ def test_completion_is_installed_and_completes(tmp_path, home):
         return found.stdout.split()
 
     assert completed("fedshift ru") == ["run"]
-    assert completed("fedshift run --method fedb") == ["fedbn"]
+    assert completed("fedshift run --method fedba") == ["fedbabu"]
     assert completed("fedshift run --scenario fdse/off") == ["fdse/office-caltech10"]
 
 

@@ -9,10 +9,10 @@ import torch
 from fedshift.base.errors import ConfigError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.net import load
-from fedshift.methods.copa import CollaborativeHeads, ensemble, through_heads
+from fedshift.methods.copa import EveryHead, ensemble, through_heads
 from fedshift.testing import play, start
 
-NAME = CollaborativeHeads().name
+NAME = EveryHead().name
 W, B = "head.weight", "head.bias"
 
 
@@ -53,7 +53,7 @@ def test_the_term_is_the_sum_of_cross_entropies_of_the_other_heads(visited, soft
         shares = 0.7 * shares + 0.3 * shares[::-1]
         batch = batch.replace(y=torch.from_numpy(shares).float())
     client.net.zero_grad()
-    term = CollaborativeHeads(lam=0.5).loss(client, Step(batch, out, "model"))
+    term = EveryHead(lam=0.5).loss(client, Step(batch, out, "model"))
     z = out.features.detach().double().numpy()
     expected = 0.0
     for name in ("bright-0", "bright-1", "dark-1"):
@@ -71,7 +71,7 @@ def test_a_client_gets_all_heads_but_its_own_and_absent_clients_keep_theirs(repl
     last = {u.client: u.personal for r in range(1, 6) for u in replies(session, r)}
     assert len(last) > 2
     for asked in (*sorted(last), None):
-        found = CollaborativeHeads()._stacked(session.server, asked)
+        found = EveryHead()._stacked(session.server, asked)
         others = [last[name] for name in sorted(last) if name != asked]
         for key, full in (("weight", W), ("bias", B)):
             assert torch.equal(found[key], torch.stack([head[full] for head in others]))
@@ -107,5 +107,5 @@ def test_heads_run_in_eval_mode_and_leave_the_net_as_it_was():
 
 
 def test_a_private_head_is_refused():
-    with pytest.raises(ConfigError, match="collaborative-heads passes heads on"):
-        play(start("fedper + collaborative-heads"), 1)
+    with pytest.raises(ConfigError, match="every-head passes heads on"):
+        play(start("fedper + every-head"), 1)

@@ -95,6 +95,10 @@ def why_refused(method: Method) -> str:
             _checked(method)
     except FedshiftError as error:
         return " ".join(str(error).split())
+    except Exception as error:
+        if all(_is_ours(type(part)) for part in method.parts):
+            raise
+        return f"it raises {type(error).__name__}: {error}"
     return ""
 
 

@@ -28,7 +28,12 @@ T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
-SECTIONS = ("Use it", "Not for", "Equations", "Options")  # of a builder's docstring, each from a line's start
+SECTIONS = (
+    "Use it",
+    "Not for",
+    "Equations",
+    "Options",
+)  # of a builder's docstring, each from a line's start
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):\s*", re.MULTILINE)
 
 

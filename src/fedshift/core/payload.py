@@ -112,6 +112,7 @@ class ModelSpec:
     scenario: Scenario
     shared: Mapping[str, EntrySpec]  # entries with one value for all clients
     parameters: frozenset[str]  # those of them that are trained
+    personal: frozenset[str] = frozenset()  # entries with one value per client, which are uploaded
 
     @classmethod
     def of(cls, net: Net, scenario: Scenario, scopes: Mapping[str, Scope]) -> ModelSpec:
@@ -119,7 +120,8 @@ class ModelSpec:
         entries = net.state_dict().items()
         shared = {k: EntrySpec.of(v) for k, v in entries if scopes[k] is Scope.SHARED}
         trained = frozenset(name for name, _ in net.named_parameters()) & shared.keys()
-        return cls(net, scenario, shared, trained)
+        personal = frozenset(k for k, scope in scopes.items() if scope is Scope.PERSONAL)
+        return cls(net, scenario, shared, trained, personal)
 
     def per_parameter(self) -> dict[str, PayloadSpec]:
         """One entry per shared parameter, in its shape and dtype, under its name."""

@@ -11,8 +11,8 @@ from torch.func import functional_call, vmap
 
 from fedshift import (
     Client,
-    ConfigError,
     Method,
+    ModelSpec,
     Net,
     Part,
     Scope,
@@ -26,6 +26,7 @@ from fedshift import (
     setting,
     tree,
 )
+from fedshift.methods.shared.heads import require_uploaded_head
 
 
 def through_heads(head: nn.Module, heads: Tree, z: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def ensemble(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CollaborativeHeads(Part):
+class EveryHead(Part):
     """CE(h_k(z), y) + lam sum_{j != k} CE(h_j(z), y); the second term moves the body alone.
 
     Heads are personal: each client trains its own, and the server hands it to all others, frozen,
@@ -68,6 +69,10 @@ class CollaborativeHeads(Part):
         """The head: uploaded, one value per client."""
         return dict.fromkeys(head_keys(net), Scope.PERSONAL)
 
+    def check(self, model: ModelSpec) -> None:
+        """Raise if another part keeps heads at the sites."""
+        require_uploaded_head(self.name, model)
+
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """The sum over the other clients' heads; none in round 1."""
         heads, y = client.payload(self), step.y
@@ -81,11 +86,6 @@ class CollaborativeHeads(Part):
         """Collect the participants' heads; absent clients keep their last ones."""
         keys = head_keys(server.net)
         for update in updates:
-            if keys - update.personal.keys():
-                raise ConfigError(
-                    f"{self.name} passes heads on, and {update.client} keeps its own; drop the "
-                    "part that makes the head private"
-                )
             head = {k.removeprefix(f"{server.net.head_path}."): update.personal[k] for k in keys}
             server.state[self.name] |= tree.prefixed(update.client, tree.clone(head))
 
@@ -121,6 +121,6 @@ def copa() -> Method:
 
     Use it: for an unseen domain, with a handful of clients that differ in look.
     Not for: hundreds of clients, each of which would receive and apply all heads.
-    Equations: the local objective: `CollaborativeHeads.loss`; the prediction: `ensemble`.
+    Equations: the local objective: `EveryHead.loss`; the prediction: `ensemble`.
     """
-    return Method((CollaborativeHeads(),))
+    return Method((EveryHead(),))

@@ -40,7 +40,7 @@ class Coral(Part):
 
 @register("coral", paper="Sun and Saenko, ECCV workshops 2016", group="alignment")
 def coral() -> Method:
-    """FedAvg with features of equal mean and covariance in a client's domains.
+    """Features of equal mean and covariance in a client's domains.
 
     What tells the domains apart in the first two moments of the features is penalised, pair by
     pair.

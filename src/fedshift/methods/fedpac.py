@@ -27,6 +27,7 @@ from fedshift import (
 from fedshift.methods.fedproto import GlobalPrototypes
 from fedshift.methods.fedrep import HeadThenBody
 from fedshift.methods.shared.class_means import features_of
+from fedshift.methods.shared.heads import require_uploaded_head
 from fedshift.methods.shared.simplex import Matrix, min_norm_weights
 
 
@@ -68,6 +69,10 @@ class CollaborativeHeads(Part):
     def scope(self, net: Net) -> Mapping[str, Scope]:
         """The head is personal: uploaded, and one for each client."""
         return dict.fromkeys(head_keys(net), Scope.PERSONAL)
+
+    def check(self, model: ModelSpec) -> None:
+        """Raise if another part keeps heads at the sites."""
+        require_uploaded_head(self.name, model)
 
     def uploads(self, model: ModelSpec) -> Uploads:
         """H (K, D) and V, once per round."""

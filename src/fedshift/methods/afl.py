@@ -30,7 +30,6 @@ class AgnosticWeights(Weighting):
     gamma: float = setting(0.01, "step of the weights", low=0.0)
     needs_full_participation = True
     needs_parts = frozenset({"loss-probe"})
-    needs_parts = frozenset({"loss-probe"})
 
     def __call__(self, server: Server, updates: Sequence[Update]) -> Tensor:
         """Weights (n,) of this round; those of the next are kept."""

@@ -47,7 +47,6 @@ class FairMean(Aggregator):
     q: float = setting(0.1, "how much high losses count more; 0: FedAvg", low=0.0)
     needs_individual_updates = True
     needs_parts = frozenset({"loss-probe"})
-    needs_parts = frozenset({"loss-probe"})
     optimisers = frozenset({"sgd"})
 
     def combine(self, server: Server, updates: Sequence[Update], weights: Tensor) -> Tree:

@@ -41,6 +41,14 @@ def test_the_consensus_is_the_mean_of_the_sure_models_that_agree():
     assert votes.tolist() == [2, 1, 1, 1]
 
 
+def test_more_votes_win_against_more_confidence():
+    """Two votes of 0.45 against one of 0.95: the sums of probabilities would decide otherwise."""
+    p = models([[0.45, 0.3, 0.25]], [[0.45, 0.25, 0.3]], [[0.0, 0.95, 0.05]])
+    consensus, votes = knowledge_vote(p, 0.4)
+    np.testing.assert_allclose(consensus.numpy(), [[0.45, 0.275, 0.275]])
+    assert votes.tolist() == [2]
+
+
 def test_where_nobody_is_sure_all_are_heard_with_almost_no_weight():
     p = models([[0.6, 0.4]], [[0.2, 0.8]])
     consensus, votes = knowledge_vote(p, 0.9)

@@ -42,8 +42,8 @@ class MeanPool(Part):
     """Means of M training samples of every client, gathered once and sent to all; adds no loss.
 
     On enrolment a client uploads at most ``per_client`` means of M inputs and of their labels, each
-    sample in one mean at most. A message to a client carries ``per_round`` means of the others, drawn
-    anew each round.
+    sample in one mean at most. A message to a client carries ``per_round`` means of the others,
+    drawn anew each round.
     """
 
     objectives = frozenset({"classification"})

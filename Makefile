@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all test-deploy chaos fuzz release check docs bench tables clean
+.PHONY: demo test contract test-all test-deploy chaos fuzz release check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -13,7 +13,11 @@ test: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
 
-# As test, with every clause of the contract for every method.
+# Every clause of the contract for every method, in every transport: about ten minutes.
+contract: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test tests/contract --no-cov
+
+# As test, with every further case.
 test-all: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test
 

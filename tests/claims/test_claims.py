@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from fedshift.experiment.compare import compare
 from fedshift.experiment.run import run
 from fedshift.testing import tiny_scenario
 
+ROOT = Path(__file__).parents[2]
 MINE = """
 [[claim]]
 name = "mine/bn"
@@ -139,6 +142,25 @@ def test_what_is_kept_of_a_run_has_every_rule_and_its_numbers():
     )
     with pytest.raises(RunError, match="which fedavg has not"):
         value(row, claim, "unseen")
+
+
+def test_a_claim_may_speak_of_an_analysis():
+    """The mean of its last five rounds, here of all three."""
+    result = run("fedavg", tiny_scenario(rounds=3, analyses=("group-effect",)), quiet=True)
+    told = [row["group-effect"]["group_effect_refined"] for row in result.history]
+    claim = read_claims()[0].model_copy(update={"metric": "group_effect_refined"})
+    assert value(row_of(result), claim, "unseen") == pytest.approx(sum(told) / 3)
+
+
+def test_the_page_has_the_table_of_the_results_file():
+    """Every claim has a row, whose verdict is one of three words."""
+    made = subprocess.run([sys.executable, ROOT / "scripts/claims_page.py", "--check"], check=False)
+    assert made.returncode == 0, "run python scripts/claims_page.py"
+    rows = [r.split(" | ") for r in (ROOT / "docs/claims.md").read_text().split("\n") if " | " in r]
+    verdicts = {row[0].removeprefix("| ").split(":")[0]: row[1] for row in rows}
+    assert {claim.name for claim in read_claims()} <= verdicts.keys()
+    judged = [verdicts[claim.name] for claim in read_claims()]
+    assert {*judged} <= {"holds", "does not hold", "undecided"}
 
 
 def fake(name, avg, parameters=1):

@@ -1,14 +1,14 @@
 """Every registered method, third-party ones included, keeps the contract.
 
-Of methods that override the same hooks, the first is held to every clause and the others to
-``SHORT``: the engine does the same for all of them. FEDSHIFT_TEST_ALL=1 (``make test-all``) plays
-the full matrix.
+In ``make test`` as few methods as have, between them, every pair of hooks that occurs are held to
+every clause (``tests/helpers/alike.py``), and the others to ``SHORT``. ``make contract``, which is
+part of ``.ci/run``, and ``make test-all`` play the full matrix.
 """
 
 from __future__ import annotations
 
 import pytest
-from alike import first_of_each_kind
+from alike import representatives, with_representatives
 
 from fedshift.testing import (
     CONTRACT,
@@ -23,8 +23,8 @@ SHORT = (finite_and_moving, in_process_equals_bytes)
 
 def cases():
     """(method, clause) of every test; what another one shows is marked."""
-    for name, _, first in first_of_each_kind():
-        yield from each(name, CONTRACT if first else SHORT)
+    for name, _, stands in with_representatives():
+        yield from each(name, CONTRACT if stands else SHORT)
     for name in STACKS:
         yield from each(name, (*SHORT, in_process_equals_pool))
 
@@ -38,3 +38,10 @@ def each(name, needed):
 @pytest.mark.parametrize(("method", "clause"), [*cases()])
 def test_contract(method, clause):
     clause(method)
+
+
+def test_who_stands_for_others_has_every_pair_of_hooks_that_they_have():
+    every = {"a": {"x", "y"}, "b": {"y", "z"}, "c": {"x", "z"}, "d": {"x"}, "e": {"x", "y", "z"}}
+    assert representatives(every) == {"e"}
+    del every["e"]
+    assert representatives(every) == {"a", "b", "c"}

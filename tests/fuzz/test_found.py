@@ -210,8 +210,13 @@ def with_header(shape: tuple[int, ...], **more: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "blob",
-    [with_header((2**50,)), with_header((2**62, 2**62)), with_header((2,), y=b"no array")],
-    ids=["8 PB", "overflow", "no array"],
+    [
+        with_header((2**50,)),
+        with_header((2**62, 2**62)),
+        with_header((2**70,)),
+        with_header((2,), y=b"no array"),
+    ],
+    ids=["8 PB", "overflow", "no C long", "no array"],
 )
 def test_headers_that_lie_are_one_line(tmp_path, blob):
     with pytest.raises(DataError, match="cannot be read"):

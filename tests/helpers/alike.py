@@ -1,6 +1,14 @@
-"""Which methods the engine plays alike, so that one of them can stand for all in a test of it."""
+"""Which methods stand for all others in a test of the engine.
+
+The engine does not know methods, only what they override: hooks of parts and channels, the rule,
+the weighting, the server's optimiser. So a clause of the contract that is about the engine is
+played by as few methods as have, between them, every pair of these that any registered method has.
+All methods play every clause with FEDSHIFT_TEST_ALL=1.
+"""
 
 from __future__ import annotations
+
+from itertools import combinations_with_replacement
 
 import pytest
 
@@ -16,26 +24,43 @@ def overridden(item, base):
     return {name for name in names if getattr(type(item), name) is not getattr(base, name)}
 
 
-def kind(method):
+def features(method):
     """What the engine does for a method: the hooks of its parts, its rule and what surrounds it."""
-    hooks = set().union(*(overridden(p, Part) for p in method.parts if not isinstance(p, Channel)))
-    channels = [frozenset(overridden(c, Channel) | overridden(c, Part)) for c in method.channels]
+    found = {"nothing"}
+    for part in method.parts:
+        kind = "channel" if isinstance(part, Channel) else "part"
+        found |= {f"{kind}.{name}" for name in overridden(part, Part)}
+        if kind == "channel":
+            found |= {f"channel.{name}" for name in overridden(part, Channel)}
     rule = method.aggregate
-    own = frozenset() if type(rule) is Mean else frozenset(overridden(rule, Aggregator))
-    return frozenset(hooks), tuple(channels), own, type(rule.optimiser) is Add, rule.weights is None
+    if type(rule) is not Mean:
+        found |= {f"rule.{name}" for name in overridden(rule, Aggregator)}
+    found |= {"optimiser"} if type(rule.optimiser) is not Add else set()
+    return found | ({"weights"} if rule.weights is not None else set())
 
 
-def first_of_each_kind():
-    """Every registered method with its entry, and whether it is the first of its kind."""
-    seen = set()
-    for name, entry in METHODS.entries().items():
-        found = kind(entry.build())
-        yield name, entry, found not in seen
-        seen.add(found)
+def representatives(every):
+    """Fewest names (found greedily) that have all pairs of features that any of ``every`` has."""
+    pairs = {name: {*combinations_with_replacement(sorted(f), 2)} for name, f in every.items()}
+    left = set().union(*pairs.values())
+    chosen = set()
+    while left:
+        best = max(sorted(pairs), key=lambda name: len(pairs[name] & left))
+        chosen.add(best)
+        left -= pairs[best]
+    return chosen
+
+
+def with_representatives():
+    """Every registered method with its entry, and whether it is one that stands for others."""
+    entries = METHODS.entries()
+    chosen = representatives({name: features(entry.build()) for name, entry in entries.items()})
+    for name, entry in entries.items():
+        yield name, entry, name in chosen
 
 
 def one_of_each_kind(wanted=lambda method: True):
-    """The registered methods as parameters of a test; further ones of a kind are exhaustive."""
-    for name, entry, first in first_of_each_kind():
+    """The registered methods as parameters of a test; those for which others stand are further."""
+    for name, entry, stands in with_representatives():
         if wanted(entry.build()):
-            yield pytest.param(name, id=name, marks=() if first else pytest.mark.exhaustive)
+            yield pytest.param(name, id=name, marks=() if stands else pytest.mark.exhaustive)

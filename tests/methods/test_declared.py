@@ -13,7 +13,10 @@ from fedshift.core.registry import METHODS, build
 
 DECLARED = {item.name: item for name in METHODS.entries() for item in build(name).declared}
 
-FILES = [tomllib.loads(path.read_text()) for path in sorted(Path(__file__).parent.glob("declared/*.toml"))]
+FILES = [
+    tomllib.loads(path.read_text())
+    for path in sorted(Path(__file__).parent.glob("declared/*.toml"))
+]
 RANGES = {
     "weights": (0.0, None),
     "shares_of_one": (0.0, 1.0),
@@ -36,7 +39,8 @@ def tables(key):
 DIVISORS = listed("divisors")
 LIMITS = {name: limits for key, limits in RANGES.items() for name in listed(key)}
 LIMITS |= {
-    name: tuple(None if end == "" else end for end in ends) for name, ends in tables("limits").items()
+    name: tuple(None if end == "" else end for end in ends)
+    for name, ends in tables("limits").items()
 }
 
 

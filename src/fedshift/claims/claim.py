@@ -26,9 +26,10 @@ class Claim(Frozen):
     ``least`` is the difference that it must exceed; with ``within`` the claim is that both are as
     good as each other instead, and with ``share`` that the method has at most this share of the
     control's number. The control may be scored under a protocol of its own. ``metric`` is avg,
-    worst, std, a domain or a measure of the scores; or, of the run as a whole, ``parameters`` or
-    ``bytes`` (sent up in training). ``lower`` means that less is better. ``equal`` is what method
-    and control have the same of. ``published`` has the paper's own numbers, by method.
+    worst, std, a domain or a measure of the scores; a number of one of the scenario's analyses
+    (the mean of its last five rounds); or, of the run as a whole, ``parameters`` or ``bytes`` (sent
+    up in training). ``lower`` means that less is better. ``equal`` is what method and control have
+    the same of. ``published`` has the paper's own numbers, by method.
     """
 
     name: str  # "fdse/own-domain"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 from fedshift.base.errors import RunError
@@ -18,7 +19,7 @@ from fedshift.claims.claim import Claim
 from fedshift.core.scenario import Scenario
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report.results import RunResult
-from fedshift.runs.summary import choose
+from fedshift.runs.summary import LAST, choose
 
 Row = dict[str, Any]
 RULES: tuple[str, ...] = get_args(Scenario.model_fields["selection"].annotation)
@@ -41,10 +42,18 @@ def row_of(result: RunResult) -> Row:
         "rounds": result.summary["rounds"],
         "scores": scores,
         "curves": {p: result.curve(p) for p in result.summary["protocols"]},
+        "analyses": analysed(result),
         "parameters": result.summary["parameters"],
         "bytes": result.summary["bytes"]["train"]["up"],
         "seconds": round(result.summary["seconds"], 1),
     }
+
+
+def analysed(result: RunResult) -> dict[str, float]:
+    """Every number that an analysis measured: the mean of its last five rounds."""
+    names = result.config.scenario.analyses
+    found = [[row[name] for row in result.history if name in row][-LAST:] for name in names]
+    return {key: fmean(row[key] for row in rows) for rows in found if rows for key in rows[0]}
 
 
 def short(metrics: Row) -> Row:
@@ -107,7 +116,8 @@ def value(row: Row, claim: Claim, protocol: str) -> float:
     if claim.exact:
         return float(row[claim.metric])
     found = row["scores"].get(protocol, {}).get(claim.rule, {})
-    number = found.get(claim.metric, found.get("domains", {}).get(claim.metric))
+    further = found.get("domains", {}) | row.get("analyses", {})
+    number = found.get(claim.metric, further.get(claim.metric))
     if number is None:
         raise RunError(
             f"claim {claim.name!r} speaks of {claim.metric!r} under {protocol}, which "

@@ -109,7 +109,7 @@ def test_each_critic_learns_and_the_features_move_against_it(visited):
     out = client.net(batch.x)
     found = gradients(client.net, FeatureSplit(lam=1.0).loss(client, Step(batch, out, "model")))
     split = client.net.extra[NAME]
-    f_i, f_s, z = out.features, out.aux[f"{NAME}/specific"], out.aux[f"{NAME}/whole"]
+    f_i, f_s, z = (out.aux[f"{NAME}/{k}"] for k in ("invariant", "specific", "whole"))
     client._generators.clear()
     other = torch.randperm(6, generator=client.generator(NAME))
     t = lambda a, b: split.estimator(torch.cat([a, b], 1)).flatten()  # noqa: E731
@@ -137,8 +137,9 @@ def test_the_head_classifies_the_invariant_half(visited):
     net = client.net.eval()
     out = net(batch.x)
     split, z = net.extra[NAME], out.aux[f"{NAME}/whole"]
-    torch.testing.assert_close(out.features, split.invariant(z))
-    torch.testing.assert_close(out.logits, net.head_module(split.invariant(z)))
+    assert split.invariant(z).shape == (6, 64)
+    torch.testing.assert_close(out.features, split.widened(split.invariant(z)))
+    torch.testing.assert_close(out.logits, net.head_module(out.features))
 
 
 def test_without_its_terms_it_is_a_uniform_mean_of_nets_with_a_split(same):

@@ -40,20 +40,25 @@ STEPS = 20  # of k-means
 
 
 class Split(Neck):
-    """E_i and E_s on the features (B, D), and the three critics that are used in training only."""
+    """E_i and E_s, D -> width each, and three critics that are used in training only.
 
-    def __init__(self, d: int, classes: int) -> None:
+    The invariant half is widened to D again, so that any backbone's head can classify it.
+    """
+
+    def __init__(self, d: int, width: int, classes: int) -> None:
         super().__init__()
-        self.invariant = nn.Sequential(nn.Linear(d, d), nn.ReLU())
-        self.specific = nn.Sequential(nn.Linear(d, d), nn.ReLU())
-        self.identifier = nn.Linear(d, classes)  # CI
-        self.reconstructor = nn.Linear(2 * d, d)  # R
-        self.estimator = nn.Sequential(nn.Linear(2 * d, d), nn.ReLU(), nn.Linear(d, 1))  # T
+        self.invariant = nn.Sequential(nn.Linear(d, width), nn.ReLU())
+        self.specific = nn.Sequential(nn.Linear(d, width), nn.ReLU())
+        self.widened = nn.Sequential(nn.Linear(width, d), nn.ReLU())
+        self.identifier = nn.Linear(width, classes)  # CI
+        self.reconstructor = nn.Linear(2 * width, d)  # R
+        self.estimator = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, 1))
 
     def forward(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Invariant features (B, D), which the head classifies; the others are in ``aux``."""
+        """Features for the head (B, D); the halves (B, width) and what they are of in ``aux``."""
         z = torch.flatten(maps, 1)
-        return self.invariant(z), {"specific": self.specific(z), "whole": z}
+        halves = {"invariant": self.invariant(z), "specific": self.specific(z)}
+        return self.widened(halves["invariant"]), halves | {"whole": z}
 
 
 def confusion(logits: Tensor) -> Tensor:
@@ -72,17 +77,18 @@ class FeatureSplit(Part):
 
     CI learns the class from the specific half and moves nothing else; through the frozen CI that
     half learns to give it away no longer. T estimates the mutual information and climbs it, the
-    halves descend it. All modules are shared and averaged; 7 D^2 numbers more are sent.
+    halves descend it. All modules are shared and averaged: about 5 D width numbers more are sent.
     """
 
     objectives = frozenset({"classification"})
 
     lam: float = setting(0.1, "weight of the terms that split the features", low=0.0)
+    width: int = setting(64, "width of each half", low=1)
 
     def build(self, net: Net) -> None:
         """Insert the two halves after the last stage."""
         d = net.shapes()["features"][0]
-        net.insert(self.name, Split(d, net.classes), after=list(net.stages)[-1])
+        net.insert(self.name, Split(d, self.width, net.classes), after=list(net.stages)[-1])
 
     def loss(self, client: Client, step: Step) -> Tensor | None:
         """The four terms."""
@@ -90,7 +96,7 @@ class FeatureSplit(Part):
             return None
         split, aux = client.net.extra[self.name], tree.under(self.name, step.out.aux)
         assert isinstance(split, Split)
-        f_i, f_s, z = step.out.features, aux["specific"], aux["whole"]  # (B, D)
+        f_i, f_s, z = aux["invariant"], aux["specific"], aux["whole"]  # (B, width) twice, (B, D)
         frozen = {k: p.detach() for k, p in split.identifier.named_parameters()}
         fooled = confusion(functional_call(split.identifier, frozen, (f_s,)))
         known = client.task.loss(split.identifier(f_s.detach()), step.y)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fedshift.core.net import Output
 from fedshift.core.objective import objective
 from fedshift.core.registry import build
 from fedshift.data.dealing.partitions import Heterogeneity, Pooled
-from fedshift.data.federation import hide_labels
+from fedshift.data.federation import hide_labels, pooled
 from fedshift.engine.federation import federate
 from fedshift.methods.coral import moment_gap
 from fedshift.methods.fish import without_single_rows
@@ -74,10 +76,20 @@ def test_domains_move_to_the_device_with_the_samples():
     assert train.domains.device == train.x.device == torch.device("meta")
 
 
-def test_a_site_of_one_domain_calls_it_0():
-    site = federate(tiny_scenario(), 0).sites["bright-1"]
-    assert site.data.train.domains is None
-    assert site.data.train.domains_at(torch.arange(3)).tolist() == [0, 0, 0]
+def test_sites_that_are_pooled_keep_the_domains_of_their_samples():
+    """Of two sites of a domain the samples have the same number, not one per site."""
+    made = federate(tiny_scenario(), 0)
+    train = pooled(made).sites["pooled"].data.train
+    sizes = {name: len(site.data.train) for name, site in made.sites.items()}
+    expected = [("dark", "bright").index(c[:-2]) for c, n in sizes.items() for _ in range(n)]
+    assert train.domains_at(torch.arange(len(train))).tolist() == expected
+
+
+def test_a_site_of_one_domain_has_one_number_and_one_that_does_not_know_has_0():
+    train = federate(tiny_scenario(), 0).sites["bright-1"].data.train
+    assert train.domains_at(torch.arange(3)).tolist() == [1, 1, 1]
+    assert train.domains.untyped_storage().nbytes() == 8  # however many rows
+    assert replace(train, domains=None).domains_at(torch.arange(3)).tolist() == [0, 0, 0]
 
 
 def test_methods_that_do_not_ask_get_no_domains(open_client):

@@ -94,10 +94,11 @@ def pooled(federation: Federation) -> Federation:
     return replace(federation, sites={"pooled": Site("pooled", "pooled", data)})
 
 
-def whole(domain: Domain, codes: Tensor, pixels: Pixels) -> Splits:
-    """The three splits of a domain, from the split code (N,) of each row."""
+def whole(domain: Domain, codes: Tensor, pixels: Pixels, number: int = 0) -> Splits:
+    """The three splits of a domain, from the split code (N,) of each row; ``number`` names it."""
     rows = [(codes == code).nonzero().flatten() for code in (TRAIN, VAL, TEST)]
-    return Splits(*(Samples(domain.x, domain.y, part, pixels) for part in rows))
+    numbers = torch.tensor(number).expand(len(codes))  # one number in memory
+    return Splits(*(Samples(domain.x, domain.y, part, pixels, numbers) for part in rows))
 
 
 def site(share: Share, domains: Mapping[str, Splits]) -> Site:

@@ -67,7 +67,7 @@ class Samples:
     y: Tensor  # as in Domain
     rows: Tensor  # (n,) int64
     pixels: Pixels = "centred"  # how images become inputs
-    domains: Tensor | None = None  # (N,) int64, whose rows they are; None: all of one domain
+    domains: Tensor | None = None  # (N,) int64, number of each row's domain; None: all of one
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +89,7 @@ class Samples:
         return x, self.y.index_select(0, rows)
 
     def domains_at(self, positions: Tensor) -> Tensor:
-        """The domain (B,) of each sample at ``positions``: 0, 1, ... in the holder's own order."""
+        """The number (B,) of the domain of each sample at ``positions``; 0 if not known."""
         if self.domains is None:
             return torch.zeros(len(positions), dtype=torch.int64, device=self.rows.device)
         return self.domains.index_select(0, self.rows[positions.to(self.rows.device)])
@@ -132,13 +132,10 @@ def as_input(
 
 
 def union(parts: list[Samples]) -> Samples:
-    """One set of samples from several; the rows are copied, because each set has its own array.
-
-    Each part is a domain of its own in the result.
-    """
+    """One set of samples from several; the rows are copied, because each set has its own array."""
     if len(parts) == 1:
         return parts[0]
     x = torch.cat([p.x[p.rows] for p in parts])
     labels = torch.cat([p.labels for p in parts])
-    domains = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(p) for p in parts]))
+    domains = torch.cat([p.domains_at(torch.arange(len(p))) for p in parts])
     return Samples(x, labels, torch.arange(len(x)), parts[0].pixels, domains)

@@ -29,7 +29,10 @@ from fedshift.data.store import fingerprint
 def federate(scenario: Scenario, seed: int) -> Federation:
     """Load the data and distribute it to the sites; deterministic given (scenario, seed)."""
     stores, codes = split_domains(scenario, seed)
-    domains = {name: whole(stores[name], codes[name], scenario.pixels) for name in stores}
+    domains = {
+        name: whole(stores[name], codes[name], scenario.pixels, number)
+        for number, name in enumerate(stores)
+    }
     trained = {name: stores[name] for name in scenario.domains}
     shares = deal(scenario.partition, trained, codes, seed)
     first = next(iter(stores.values()))

@@ -18,7 +18,7 @@ class RiskVariance(Part):
     R_e is the task loss of domain e in the batch. Nothing is sent.
     """
 
-    beta: float = setting(10.0, "weight of the variance after the warm-up", low=0.0)
+    beta: float = setting(1.0, "weight of the variance after the warm-up", low=0.0)
     warmup: float = setting(0.1, "share of the rounds with a weight up to 1", low=0.0, high=1.0)
     needs = frozenset({"sample_domains"})
 

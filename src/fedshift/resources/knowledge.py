@@ -23,9 +23,9 @@ class DomainIds(Resource):
 class SampleDomains(Resource):
     """The domain of each training sample, in ``batch.domains``, for clients that hold several.
 
-    A client numbers its own domains from 0 and nobody else learns which they are: a hospital knows
-    which scanner took an image, a shop which country an order came from. A site that does not know
-    counts as one domain. Parts that mix samples leave each with the domain of the first.
+    It never leaves the client: a hospital knows which scanner took an image, a shop which country
+    an order came from. A site that does not know counts as one domain. Parts that mix samples leave
+    each with the domain of the first.
     """
 
     doc = "which domain each training sample of a client belongs to, known to the client"

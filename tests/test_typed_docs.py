@@ -217,6 +217,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         api.run(name, runs, out=here / "runs/first" / name, quiet=True)
     file = 'method = "fedavg"\n[scenario]\nname = "digits"\nrounds = 2\n'
     (here / "experiment.toml").write_text(file)
+    claim = 'name = "mine/bn"\npaper = "mine"\nsays = "better"\nprotocol = "global"\n'
+    claim += 'method = "fedbn"\ncontrol = "fedavg"\nscenario = "digits"\n'
+    (here / "mine.toml").write_text(f"[[claim]]\n{claim}")
     guide = (ROOT / "docs" / "extending.md").read_text()
     (here / "head_decay.py").write_text(re.findall(r"```python[^\n]*\n(.*?)```", guide, re.S)[0])
     (here / "examples").symlink_to(ROOT / "examples")

@@ -56,6 +56,12 @@ def called(*words, code=0) -> None:
     assert ended.value.code == code
 
 
+def test_a_claim_may_be_about_a_scenario_of_one_scale():
+    """As the embedded digits and people's own data are."""
+    claim = read_claims()[0].model_copy(update={"scenario": "digits", "set": {"rounds": 7}})
+    assert scenario_of(claim).rounds == 7
+
+
 @pytest.mark.parametrize("claim", read_claims(), ids=lambda c: c.name)
 def test_every_claim_names_methods_and_a_scenario_that_exist(claim):
     build(claim.method)

@@ -21,6 +21,7 @@ from fedshift.base.process import cores
 from fedshift.claims.claim import Claim
 from fedshift.claims.store import Results, row_of
 from fedshift.core.config import named_options
+from fedshift.core.registry import SCENARIOS
 from fedshift.core.scenario import Scenario
 from fedshift.experiment.budget import matched_rounds
 from fedshift.experiment.compare import Job, plan, played
@@ -49,9 +50,11 @@ class Missing:
 
 
 def scenario_of(claim: Claim, side: Side = "method") -> Scenario:
-    """The scenario of one side of a claim, at its scale and with its changes."""
+    """The scenario of one side of a claim, with its changes; at its scale if there are several."""
     changes = claim.set | (claim.control_set if side == "control" else {})
-    return scenario_from(claim.scenario, claim.scale, None, changes)
+    known = SCENARIOS.entries().get(claim.scenario)
+    scale = claim.scale if known and "scale" in known.options else None
+    return scenario_from(claim.scenario, scale, None, changes)
 
 
 def digest_of(claim: Claim) -> str:

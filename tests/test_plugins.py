@@ -109,8 +109,11 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path):
     assert '"shrink"' in (out / "metrics.jsonl").read_text()
 
 
-def test_a_missing_plugin_folder_is_one_line():
-    done = fedshift("list", "methods", FEDSHIFT_PLUGINS="/nowhere/at/all")
+def test_a_missing_plugin_folder_is_one_line(tmp_path: Path):
+    """Also after a list was kept without it."""
+    assert fedshift("list", "methods", FEDSHIFT_HOME=str(tmp_path)).returncode == 0
+    told = {"FEDSHIFT_HOME": str(tmp_path), "FEDSHIFT_PLUGINS": "/nowhere/at/all"}
+    done = fedshift("list", "methods", **told)
     assert done.returncode == 2
     assert done.stderr == "error: FEDSHIFT_PLUGINS names /nowhere/at/all, which does not exist\n"
 

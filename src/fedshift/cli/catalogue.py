@@ -66,6 +66,7 @@ def _keep(path: Path, content: Row) -> None:
 def fingerprint() -> str:
     """A digest of all that a catalogue is made from, without importing any of it."""
     found = hashlib.blake2b(digest_size=16)
+    found.update(os.environ.get("FEDSHIFT_PLUGINS", "").encode())  # also what does not exist
     for path in sorted(_sources()):
         with suppress(OSError):
             stat = path.stat()

@@ -9,7 +9,8 @@ import torch
 from fedshift.base.errors import ConfigError
 from fedshift.core.message import Update
 from fedshift.core.registry import build
-from fedshift.methods.adcol import HiddenOrigin, discriminator, unknown_origin
+from fedshift.methods.adcol.discriminator import discriminator, unknown_origin
+from fedshift.methods.adcol.method import HiddenOrigin
 from fedshift.testing import play, start
 
 NAME = HiddenOrigin().name

@@ -10,8 +10,9 @@ from fedshift.base import tree
 from fedshift.base.errors import ConfigError
 from fedshift.core.registry import build
 from fedshift.engine.round import exchange
-from fedshift.methods.partialfed import LoadingPolicy, gates, logistic, temperature
-from fedshift.methods.partialfed_fixed import SkippedLayers
+from fedshift.methods.partialfed.adaptive import LoadingPolicy
+from fedshift.methods.partialfed.fixed import SkippedLayers
+from fedshift.methods.partialfed.gates import gates, logistic, temperature
 from fedshift.testing import everything, play, start, worker
 
 NAME = LoadingPolicy().name

@@ -1,4 +1,4 @@
-"""What the clients' models agree on (knowledge vote), and what each adds to it (consensus focus)."""
+"""What the models agree on (knowledge vote), and what each of them adds to it (consensus focus)."""
 
 from __future__ import annotations
 

@@ -109,6 +109,7 @@ def test_the_discriminator_goes_on_where_the_last_round_stopped():
     HiddenOrigin(width=4).merge(server, [told("dark-0", z)])
     before = {k: v.clone() for k, v in server.state[NAME].items()}
     HiddenOrigin(width=4, server_epochs=0).merge(server, [told("dark-0", z)])
+    assert before
     assert all(torch.equal(v, before[k]) for k, v in server.state[NAME].items())
 
 

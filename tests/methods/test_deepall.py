@@ -23,11 +23,14 @@ def test_deepall_is_fedavg_with_one_client_that_holds_everything(same):
 
 def test_the_union_has_every_training_sample_of_every_site_once():
     scenario = tiny_scenario(partition=PerDomain(clients_per_domain=2))
-    apart = federate(scenario, 0).sites.values()
+    federation = federate(scenario, 0)
+    apart, domains = federation.sites.values(), federation.domains.values()
     (whole,) = federate_for(build("deepall"), scenario, 0).sites.values()
     rows = lambda samples: sorted(map(tuple, samples.x[samples.rows].flatten(1).tolist()))  # noqa: E731
     each = [row for site in apart for row in rows(site.data.train)]
     assert rows(whole.data.train) == sorted(each)
+    assert rows(whole.data.val) == sorted(row for d in domains for row in rows(d.val))
+    assert rows(whole.data.test) == sorted(row for d in domains for row in rows(d.test))
     assert len(federate_for(build("fedavg"), scenario, 0).sites) == 4
 
 

@@ -110,6 +110,7 @@ def test_training_starts_layer_by_layer_from_theta_or_from_ones_own(open_client,
     theta, seen = session.server.shared, set()
     client = open_client(session, "dark-0", {NAME: kept})
     part.begin(client)
+    assert not torch.equal(client.state[NAME]["logits"], kept["logits"])  # they were trained
     for keys in part.groups(client):
         sources = {
             "theta": all(torch.equal(client.net.state_dict()[k], theta[k]) for k in keys),
@@ -124,6 +125,25 @@ def test_training_starts_layer_by_layer_from_theta_or_from_ones_own(open_client,
         found = part.mixed(client, own, torch.tensor(loaded).float())
         for gate, keys in zip(loaded, groups, strict=True):
             assert all(torch.equal(found[k], (theta if gate else own)[k]) for k in keys), keys
+
+
+def test_without_a_pass_the_policy_is_that_of_the_last_visit(open_client, state_of):
+    method = build("partialfed", policy_epochs=0)
+    session = play(start(method, **LINEAR), 1)
+    kept = state_of(session, "dark-0", NAME) | {"logits": torch.tensor([0.25])}
+    client = open_client(session, "dark-0", {NAME: kept})
+    method.parts[0].begin(client)
+    assert client.state[NAME]["logits"].tolist() == [0.25]
+
+
+def test_the_policy_cools_down_over_the_rounds(monkeypatch):
+    """Nothing is learnt in round 1; of three rounds the last is the coldest."""
+    seen = []
+    monkeypatch.setattr(
+        "fedshift.methods.partialfed.adaptive.temperature", lambda *given: seen.append(given) or 1.0
+    )
+    play(start(build("partialfed", hot=2.0, cold=0.5), **LINEAR), 3)
+    assert seen == [(2.0, 0.5, 0.5)] * 4 + [(2.0, 0.5, 1.0)] * 4
 
 
 def test_the_likelier_choice_of_each_layer_is_scored(state_of):

@@ -101,6 +101,10 @@ def test_the_other_heads_add_their_loss_on_the_same_features(open_client):
         p = softmax(f.detach().numpy() @ w.T + b)
         total += -np.log(p[np.arange(6), y.numpy()]).mean()
     assert float(term.detach()) == pytest.approx(0.5 * total, rel=1e-4)
+    terms = part.objective(client, Step(Batch(x, y), out, NAME))  # of the offline model, alike
+    assert len(terms) == 2
+    task = client.task.loss(out.logits, y).item()
+    assert sum(map(float, terms.values())) == pytest.approx(task + 0.5 * total, rel=1e-4)
     term.backward()
     assert bool(f.grad.abs().sum() > 0)
 
@@ -114,8 +118,16 @@ def test_a_client_gets_the_last_heads_of_all_others_and_not_its_own(open_client,
     play(session, 1)
     visited = {m.client for m in session.transport.seen if m.task == "train"}
     sent = open_client(session, "dark-0").payload(part)["head.weight"]
-    for client, head in zip(("bright-0", "bright-1", "dark-1"), sent, strict=True):
+    others = ("bright-0", "bright-1", "dark-1")
+    for client, head in zip(others, sent, strict=True):
         own = state_of(session, client, NAME) if client in visited else initial
+        assert torch.equal(head, own["head.weight"]), client
+    play(session, 2)
+    seen = [m.client for m in session.transport.seen if m.task == "train" and hasattr(m, "steps")]
+    assert len(set(seen)) < len(seen)  # some came again, and their newer head counts
+    sent = open_client(session, "dark-0").payload(part)["head.weight"]
+    for client, head in zip(others, sent, strict=True):
+        own = state_of(session, client, NAME) if client in seen else initial
         assert torch.equal(head, own["head.weight"]), client
 
 

@@ -67,6 +67,24 @@ def test_the_weights_follow_algorithm_1_over_four_visits(state_of):
     assert np.mean(weights[0] < 1) > 0.01  # some moved
 
 
+def test_weights_that_a_step_throws_out_of_the_interval_go_on_from_its_end(open_client, state_of):
+    """The client's own head is the shared one turned round: steps are long, and end at 0 or 1."""
+    session = play(start(build("fedala", eta=2.0, sample=1.0), rounds=4, **LINEAR), 1)
+    kept = state_of(session, "dark-0", NAME)
+    client, part = open_client(session, "dark-0", {NAME: kept}), session.server.method.parts[0]
+    own = {k: -5 * session.server.shared[k] for k in KEYS}
+    found = part.learnt(client, own, {})
+    data = client.site.data.train
+    x, y = (t.numpy() for t in data.take(torch.arange(len(data))))
+    theta, ones = double(session.server.shared), [np.ones_like(own[k].numpy()) for k in KEYS]
+    rows = x.reshape(len(x), -1).astype(np.float64)
+    expected = numpy_weights(double(own), theta, ones, rows, y, 2.0, False)
+    for key, value in zip(KEYS, expected, strict=True):
+        np.testing.assert_allclose(found[key].numpy(), value, atol=5e-3)
+    inside = (expected[0] > 0.01) & (expected[0] < 0.99)
+    assert 0 < inside.mean() < 1
+
+
 def test_with_zero_eta_it_is_fedavg(same):
     fedavg, fedala = play(start("fedavg")), play(start(build("fedala", eta=0.0)))
     same(fedavg.server.shared, fedala.server.shared)

@@ -12,6 +12,7 @@ from fedshift.core.registry import build
 from fedshift.engine.round import exchange
 from fedshift.methods.fedala import LocalAggregation, aggregated, settled
 from fedshift.methods.shared.layers import layers
+from fedshift.methods.stablefdg.highlighter import Highlighter
 from fedshift.testing import play, start, worker
 
 NAME = LocalAggregation().name
@@ -138,11 +139,7 @@ def test_a_site_is_scored_with_the_mixture_of_its_own_and_the_newest_shared_mode
 
 
 def test_the_top_layers_are_counted_from_the_head():
-    net = worker(
-        start(
-            "moon",
-        )
-    ).net
+    net = worker(start("moon")).net
     for n, expected in ((1, 1), (2, 2), (0, 7)):  # cnn: three convs, three norms, the head
         keys = LocalAggregation(layers=n).keys(net)
         assert len({k.rpartition(".")[0] for k in keys}) == expected
@@ -156,6 +153,19 @@ def test_layers_are_in_the_order_of_the_forward_pass():
     assert paths[0] == "block1.0"
     assert paths[-3:] == ["extra.projector.layers.0", "extra.projector.layers.2", "head"]
     assert {k for keys in layers(net).values() for k in keys} == net.state_dict().keys()
+
+
+def test_a_neck_follows_its_stage_and_what_is_beside_the_path_comes_before_the_head():
+    net = worker(start("moon")).net
+    first, second, *_ = net.stages
+    net.extra["beside"] = torch.nn.Linear(2, 2)
+    net.insert("neck", Highlighter(net.shapes()[first][0]), after=first)
+    paths = list(layers(net))
+    own = [path for path in paths if path.split(".")[0] == first]
+    then = paths[len(own) : len(own) + 3]
+    assert paths[: len(own)] == own
+    assert then == ["extra.neck.query", "extra.neck.key", f"{second}.0"]
+    assert paths[-2:] == ["extra.beside", "head"]
 
 
 def test_any_net_can_be_mixed_whole():

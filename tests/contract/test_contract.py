@@ -12,13 +12,12 @@ from alike import representatives, with_representatives
 
 from fedshift.testing import (
     CONTRACT,
-    finite_and_moving,
     in_process_equals_bytes,
     in_process_equals_pool,
 )
 
 STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + groupdro"]
-SHORT = (finite_and_moving, in_process_equals_bytes)
+SHORT = (in_process_equals_bytes,)
 
 
 def cases():

@@ -101,7 +101,7 @@ def _dry_run(
     found: list[Recipe], scale: Scale, kept: Results, wanted: list[str], seeds: int | None
 ) -> None:
     """Print what the recipes would take, each and in all."""
-    from fedshift.recipes.forecast import forecast
+    from fedshift.recipes.forecast import forecast, together
     from fedshift.recipes.read import only
 
     total: list[ForecastLine] = []
@@ -109,11 +109,12 @@ def _dry_run(
         lines, told = forecast(recipe, scale, kept, rows=only(recipe, wanted), seeds=seeds)
         _tell(f"{recipe.name} at {scale}", lines, told, alone=len(found) == 1)
         total += lines
+    total = together(total)
     left = sum(line.runs - line.kept for line in total if not line.missing)
     lacking = sum(line.runs for line in total if line.missing)
     hours = sum(line.left for line in total if not line.missing) / 3600
     typer.echo(
-        f"in all: {left} runs, about {hours:.2f} hours with one process, and {lacking} runs whose "
+        f"in all: {left} different runs, about {hours:.2f} hours with one process, and {lacking} runs whose "
         "data are missing; nothing was trained. Times are those of finished runs where there are "
         "any, else of a step of the bare net on noise: scoring and further passes come on top."
     )

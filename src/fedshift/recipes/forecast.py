@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import fmean
 
@@ -49,6 +49,7 @@ class ForecastLine:
     steps: int  # local steps of a run, all clients together; 0 if that is not known
     seconds: float  # of one run; NaN if that is not known
     missing: str = ""
+    what: str = field(default="", repr=False)  # the scenario, complete: recipes share runs
 
     @property
     def left(self) -> float:
@@ -89,6 +90,14 @@ def forecast(
         scenario = Scenario.model_validate_json(text)
         lines.append(_line(scenario, method, seeds or recipe.seeds, len(own), times))
     return lines, list(dict.fromkeys(told))
+
+
+def together(lines: Sequence[ForecastLine]) -> list[ForecastLine]:
+    """Lines of several recipes without the runs that they share: of equal ones the longest."""
+    longest: dict[tuple[str, str], ForecastLine] = {}
+    for line in sorted(lines, key=lambda line: line.runs):
+        longest[line.what, line.method] = line
+    return list(longest.values())
 
 
 def _never(recipe: Recipe, wanted: set[str]) -> list[str]:
@@ -132,6 +141,7 @@ def _line(
         total,
         seconds,
         missing,
+        scenario.model_dump_json(),
     )
 
 

@@ -186,8 +186,8 @@ def kept_plan(recipe: Recipe, scale: Scale, results: Results) -> RecipePlan:
     if held is not None and held["digest"] == digest_of(recipe, scale):
         for row in recipe.rows:
             for column in recipe.column:
-                runs = held.get(_label((row.name, column.name)), {})
-                made.runs[row.name, column.name] = {int(s): name for s, name in runs.items()}
+                if runs := held.get(_label((row.name, column.name))):
+                    made.runs[row.name, column.name] = {int(s): name for s, name in runs.items()}
     return made
 
 

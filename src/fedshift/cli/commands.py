@@ -21,6 +21,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
+from fedshift.cli.reproduce import reproduce
 from fedshift.cli.show import show
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ app.add_typer(claims_app, name="claims")
 
 app.command()(ledger)
 app.command()(predict)
+app.command()(reproduce)
 app.command()(show)
 
 

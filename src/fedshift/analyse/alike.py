@@ -33,7 +33,8 @@ def series_of(
 ) -> list[Series]:
     """Runs by method, in the order given; refuses runs of different scenarios unless ``mixed``.
 
-    ``varied`` names options of the scenario that may differ, because the kind is about them.
+    ``varied`` names options of the scenario that may differ, because the kind is about them; runs
+    that differ in one of them are different series.
     """
     facts = [_facts(run, varied) for run in results]
     keys = dict.fromkeys(key for own in facts for key in own)
@@ -48,7 +49,9 @@ def series_of(
         )
     groups: dict[str, list[RunResult]] = {}
     for run, own in zip(results, facts, strict=True):
-        apart = ", ".join(f"{key}={own.get(key)}" for key in differing)
+        options = flat(run.config.scenario)
+        known = own | {key: options.get(key) for key in varied}
+        apart = ", ".join(f"{key}={known.get(key)}" for key in (*differing, *varied))
         groups.setdefault(f"{run.label} ({apart})" if apart else run.label, []).append(run)
     return [_series(label, runs) for label, runs in groups.items()]
 

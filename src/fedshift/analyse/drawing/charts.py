@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fedshift.report.figures import Drawing, style, wrapped
 
@@ -91,6 +92,12 @@ def put_words(figure: Figure, chart: Chart, width: int) -> None:
 def put_axes(axes: Axes, chart: Chart) -> None:
     """The words and scales of an axis, and the ticks that have names."""
     axes.set(xlabel=chart.x, ylabel=chart.y, yscale=chart.scale, xscale=chart.across)
+    for axis, scale in ((axes.xaxis, chart.across), (axes.yaxis, chart.scale)):
+        if scale == "log":  # matplotlib would write powers as formulas, and text is plain here
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+    if chart.x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.ticks:
         slanted = max(map(len, chart.ticks)) > 8 and len(chart.ticks) > 4
         axes.set_xticks(
@@ -204,7 +211,7 @@ def reliability(
 ) -> Figure:
     """Accuracy over confidence, one line per method, beside the diagonal of perfect calibration."""
     with style():
-        figure, (axes,) = panels_of(1, width=4.6, height=3.6)
+        figure, (axes,) = panels_of(1, width=5.8, height=3.4)
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.9, linestyle=":")
         for i, (confidence, accuracy) in enumerate(found.values()):
             axes.plot(confidence, accuracy, linewidth=1.4, markersize=4.5, **look(i))

@@ -102,7 +102,7 @@ def _matrix(axes: Axes, values: NDArray[Any], rows: Sequence[str], columns: Sequ
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
             ink = "white" if value > middle else "black"
-            text = f"{value:.0f}" if abs(value) >= 10 else f"{value:.2f}"
+            text = f"{value:.0f}" if abs(value) >= 10 else f"{value:.2f}".replace("-0.00", "0.00")
             axes.text(j, i, text, ha="center", va="center", fontsize=7, color=ink)
 
 
@@ -158,8 +158,10 @@ class Picture:
     title: str = ""
 
 
-def images(rows: Mapping[str, Sequence[Picture]], columns: Sequence[str], chart: Chart) -> Figure:
-    """Images in a grid, a row per name and a column per domain, with heat maps over them."""
+def images(
+    rows: Mapping[str, Sequence[Picture | None]], columns: Sequence[str], chart: Chart
+) -> Figure:
+    """Images in a grid, a row per name and a column per domain; None leaves a place empty."""
     with style(axes_grid="False"):
         size = (1.25 * len(columns) + 1.2, 1.35 * len(rows) + 0.8)
         figure = Drawing((max(4.2, size[0]), size[1]), dpi=150, layout="constrained")
@@ -167,11 +169,13 @@ def images(rows: Mapping[str, Sequence[Picture]], columns: Sequence[str], chart:
         for i, (name, pictures) in enumerate(rows.items()):
             for j, picture in enumerate(pictures):
                 axes = grid[i, j]
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+                if picture is None:
+                    continue
                 axes.imshow(picture.image, cmap="gray", vmin=0, vmax=1)
                 if picture.heat is not None:
                     axes.imshow(picture.heat, cmap="jet", alpha=0.5, vmin=0, vmax=1)
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
                 above = f"{columns[j]}\n" if i == 0 else ""
                 axes.set_title(f"{above}{picture.title}", fontsize=7)
             grid[i, 0].set_ylabel(
@@ -197,15 +201,19 @@ def clouds_and_bars(
         grid = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1, 1.25))
         for (left, right), (name, (cloud, shares)) in zip(grid, rows.items(), strict=True):
             _scatter(left, cloud, shades, len(markers))
-            left.set(xticks=[], yticks=[], title=wrapped(name, 34))
+            left.set(xticks=[], yticks=[])
+            left.set_title(wrapped(name, 34), fontsize=8.5, loc="left")
             left.grid(visible=False)
-            for i, (label, values) in enumerate(shares.items()):
+            for i, values in enumerate(shares.values()):
                 place = np.arange(len(values)) + 0.8 * ((i + 0.5) / len(shares) - 0.5)
-                right.bar(place, values, 0.8 / len(shares), color=COLOURS[i], label=label)
+                right.bar(place, values, 0.8 / len(shares), color=COLOURS[i])
             right.set_xticks(range(len(colours)), list(colours), fontsize=7)
             right.set(xlabel=chart.x, ylabel=chart.y)
-            right.legend(frameon=False, fontsize=7)
         plain = {"linestyle": "", "color": "#555555"}
-        put_legend(figure, {m: plain | {"marker": MARKERS[i]} for i, m in enumerate(markers)})
+        kinds = {m: plain | {"marker": MARKERS[i]} for i, m in enumerate(markers)}
+        labels = next(iter(rows.values()))[1]
+        box = {"linestyle": "", "marker": "s"}
+        kinds |= {k: box | {"color": COLOURS[i]} for i, k in enumerate(labels)}
+        put_legend(figure, kinds)
         put_words(figure, chart, 90)
     return figure

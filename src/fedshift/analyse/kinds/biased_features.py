@@ -178,6 +178,9 @@ def _pool(
     return pool, seen.numpy()
 
 
+BARS = {"true": "X2: labels", "local": "X2: F_i predicts", "global": "X2: F_g predicts"}
+
+
 def _figure(d: Any, panels: dict[str, LocalBias], note: str) -> Any:
     rows = {}
     for label, found in panels.items():
@@ -186,7 +189,7 @@ def _figure(d: Any, panels: dict[str, LocalBias], note: str) -> Any:
         labels = np.concatenate([found.labels[0], *found.labels])
         marks = np.repeat([0, 1, 2], [len(part) for part in parts])
         shares = found.shares()
-        bars = {k: [row[k] for row in shares] for k in ("true", "local", "global")}
+        bars = {word: [row[k] for row in shares] for k, word in BARS.items()}
         rows[label] = d.Cloud(xy, labels, marks), bars
     first = next(iter(panels.values()))
     names = first.classes, ("F_g(X1)", "F_i(X1)", "F_i(X2)")

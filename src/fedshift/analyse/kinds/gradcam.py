@@ -221,10 +221,7 @@ def _figure(d: Any, grid: dict[str, list[Any]], columns: Sequence[str], note: st
     for row, own in grid.items():
         by_name = dict(own)
         rows[row] = [
-            d.Picture(
-                by_name[n].image, by_name[n].heat, f"p = {by_name[n].share[by_name[n].label]:.2f}"
-            )
-            for n in columns
-            if n in by_name
+            d.Picture(seen.image, seen.heat, f"p = {seen.share[seen.label]:.2f}") if seen else None
+            for seen in map(by_name.get, columns)
         ]
     return d.images(rows, columns, d.Chart("Grad-CAM", f"{note}; p: probability of the class"))

@@ -12,7 +12,7 @@ from fedshift.analyse.pictures import draw
 from fedshift.analyse.registry import register_kind
 from fedshift.base.errors import ConfigError
 from fedshift.core.config import RunConfig, flat
-from fedshift.report.results import RunResult, cell_of
+from fedshift.report.results import Cell, RunResult, cell_of
 
 
 @register_kind("sweep", paper="FDSE Fig. 6, F2DC Fig. 6", group="numbers of rounds")
@@ -38,7 +38,7 @@ def sweep(
     runs: dict[tuple[str, Any], list[RunResult]] = {}
     for value, run in values:
         runs.setdefault((_without(run.label, key), value), []).append(run)
-    found = series_of(results, mixed=mixed, varied=(option, "name") if option else ())
+    found = series_of(results, mixed=mixed, varied=(option,) if option else ())
     chosen, notes = under_protocol(found, protocol, mixed=mixed)
     kept = chosen[0].protocol
     table: Rows = []
@@ -115,8 +115,6 @@ def _without(label: str, key: str) -> str:
 
 def _validation(runs: Sequence[RunResult], protocol: str) -> tuple[float, float, int]:
     """Mean and deviation over seeds of the validation accuracy at each run's selected round."""
-    from fedshift.report.results import Cell  # noqa: PLC0415  beside its only use
-
     values = []
     for run in runs:
         outcome = run.outcome(protocol)

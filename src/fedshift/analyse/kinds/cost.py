@@ -53,7 +53,7 @@ def cost(
     sentence = f"{heavy['method']} uploads most, {_size(heavy['up'])} per client and round"
     if control:
         times = slow[f"time / {against}"]
-        sentence += f"; {slow['method']} takes the most time, {times:.2f} of {against}'s"
+        sentence += f"; {slow['method']} takes the most time, {times:.2f} times {against}'s"
     figure = draw(lambda d: _figure(d, table, against, caption(found))) if control else None
     return Finding(table, figure, sentence + ".", tuple(notes))
 

@@ -63,8 +63,8 @@ def group_effect(
     best = min(means, key=means.__getitem__)
     verb = "loses" if means[best] >= 0 else "gains"
     sentence = (
-        f"Aggregation {verb} {abs(means[best]):.1f} points with {best}, the least loss of "
-        f"{len(found)} methods (mean group effect over the scored rounds, lower is better)."
+        f"Aggregation {verb} {abs(means[best]):.1f} points with {best}, the best of {len(found)} "
+        "methods (mean group effect over the scored rounds, lower is better)."
     )
     figure = draw(lambda d: _effect(d, found, table))
     return Finding(table, figure, sentence)

@@ -26,6 +26,7 @@ def spectrum(
     site: str | None = None,
     domains: str = "",
     samples: int = 500,
+    values: int = 100,
     each: bool = True,
     mixed: bool = False,
 ) -> Finding:
@@ -33,17 +34,19 @@ def spectrum(
 
     Options: site: whose own model; by default the one for all, or where a method has none, of each
     domain its first site's; domains: names joined by commas; samples: the largest number per
-    domain; each: a spectrum per domain besides that of all.
+    domain; values: how many are listed and drawn, while the rank counts all; each: a spectrum per
+    domain besides that of all.
     """
     found = series_of(results, mixed=mixed)
     table: Rows = []
     notes: list[str] = []
     for one in found:
-        own, said = _rows(one, each=each, site=site, domains=domains, samples=samples)
+        options = {"site": site, "domains": domains, "samples": samples}
+        own, said = _rows(one, values, each=each, **options)
         table, notes = table + own, notes + said
     ranks = {r["method"]: r["effective_rank"] for r in table if r["domain"] == "all"}
     best = max(ranks, key=ranks.__getitem__)
-    size = sum(1 for r in table if (r["method"], r["domain"]) == (best, "all"))
+    size = next(r["dimension"] for r in table if r["method"] == best)
     sentence = (
         f"The features of {best} use most directions: effective rank {ranks[best]:.1f} of {size}; "
         f"the least is {min(ranks.values()):.1f}."
@@ -52,7 +55,7 @@ def spectrum(
     return Finding(table, figure, sentence, tuple(dict.fromkeys(notes)))
 
 
-def _rows(one: Series, *, each: bool, **options: Any) -> tuple[Rows, list[str]]:
+def _rows(one: Series, listed: int, *, each: bool, **options: Any) -> tuple[Rows, list[str]]:
     """Spectra of a method, averaged over its seeds; per domain, and of all features together."""
     held = [features_of(run, **options) for run in one.runs]
     names = held[0].names if each and len(held[0].names) > 1 else ()
@@ -73,9 +76,10 @@ def _rows(one: Series, *, each: bool, **options: Any) -> tuple[Rows, list[str]]:
                 "index": i,
                 "singular_value": float(value),
                 "effective_rank": rank,
+                "dimension": features[0].shape[1],
                 "n": len(spectra),
             }
-            for i, value in enumerate(np.mean(spectra, axis=0), 1)
+            for i, value in enumerate(np.mean(spectra, axis=0)[:listed], 1)
         ]
     return table, [f.note for f in held if f.note]
 

@@ -14,6 +14,7 @@ import typer
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
+from fedshift.cli.analyse import analyse
 from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
@@ -45,6 +46,7 @@ app.add_typer(site_app, name="site")
 app.add_typer(claims_app, name="claims")
 
 
+app.command()(analyse)
 app.command()(ledger)
 app.command()(predict)
 app.command()(reproduce)
@@ -281,7 +283,7 @@ def demo(
 @app.command(name="list")
 def list_(
     kind: Annotated[
-        Literal["methods", "parts", "scenarios", "backbones", "datasets"],
+        Literal["methods", "parts", "scenarios", "backbones", "datasets", "analyses"],
         typer.Argument(help="What to list."),
     ] = "methods",
     verbose: Annotated[
@@ -289,7 +291,7 @@ def list_(
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """List methods by group, or parts, scenarios, backbones, datasets: one line each."""
+    """List methods by group, or parts, scenarios, backbones, datasets, analyses: one line each."""
     from fedshift.cli.catalogue import catalogue, print_catalogue, print_methods
 
     rows = catalogue(kind)

@@ -105,6 +105,7 @@ class Session:
             self.record.spending.begin(server.round + 1)
         updates = self._play()
         row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        row["steps"] = sum(u.steps for u in updates)
         if server.capped:
             row["capped"] = dict(sorted(server.capped.items()))
             self.record.note_capped(server.round, server.capped, scenario.max_weight or 1.0)

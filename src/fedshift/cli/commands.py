@@ -22,6 +22,7 @@ from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
 from fedshift.cli.show import show
+from fedshift.cli.watch import watch
 
 app = typer.Typer(
     name="fedshift",
@@ -47,6 +48,7 @@ app.add_typer(claims_app, name="claims")
 app.command()(ledger)
 app.command()(predict)
 app.command()(show)
+app.command()(watch)
 
 
 @app.callback(invoke_without_command=True)

@@ -61,7 +61,7 @@ def announce(
         return
     from rich.console import Console
 
-    from fedshift.experiment.listener import duration
+    from fedshift.base.times import duration
     from fedshift.report.fitted import FittedTable
     from fedshift.report.tables import size
 

@@ -91,6 +91,7 @@ class Watched:
     lost: list[Loss] = field(default_factory=list)
     state: State = "starting"
     quiet_for: float = 0.0  # seconds since the last line was written
+    problem: str = ""  # why it cannot be read, in a list of runs
 
     def __post_init__(self) -> None:
         self._metrics = Appended(self.path / "metrics.jsonl")
@@ -220,6 +221,7 @@ class Watched:
             "seconds_per_round": self.each,
             "seconds_left": self.left,
             "stalled": self.stalled,
+            "problem": self.problem,
             "losses": dict(self.losses),
             "scores": dict(self.scores),
             "slow": self.slow,
@@ -283,8 +285,20 @@ def _changed(path: Path) -> float:
     return time.time()
 
 
+def _refresh(run: Watched) -> None:
+    """Refresh one of several runs, in place."""
+    try:
+        run.refresh()
+        run.problem = ""
+    except RunError as error:
+        run.problem = str(error)
+
+
 class Watchlist:
-    """The runs below some paths, each a run directory or a folder of them; new ones are found."""
+    """The runs below some paths, each a run directory or a folder of them; new ones are found.
+
+    A run that cannot be read has the reason in ``problem``, and the others go on.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = [Path(path) for path in paths]
@@ -302,5 +316,5 @@ class Watchlist:
                 self.runs.setdefault(one, Watched(one))
         for run in self.runs.values():
             if run.state != "finished":
-                run.refresh()
+                _refresh(run)
         return list(self.runs.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
         typer.echo(f"failed: {failure.config.name}: {failure.reason}", err=True)
     if found.failures:
         raise typer.Exit(1)
+
+
+def print_commands(jobs: Any) -> None:
+    """One command per run that is left; ``jobs`` are those of a plan."""
+    from fedshift.experiment.job_files import job_files
+
+    for file, path in job_files(jobs):
+        words = ["fedshift", "run", str(file), "--out", str(path)]
+        typer.echo(shlex.join([*words, "--requeue", "--workers", "1", "--quiet"]))
 
 
 def announce(

@@ -55,6 +55,11 @@ class RunFile(Frozen):
 
 def write_run_file(folder: Path, config: RunConfig, compute: Compute) -> None:
     """Write ``experiment.toml`` into a run directory."""
+    write_bytes(folder / NAME, run_file_text(config, compute).encode())
+
+
+def run_file_text(config: RunConfig, compute: Compute) -> str:
+    """A complete run file."""
     scenario = config.scenario.model_dump(mode="json", exclude_none=True)
     values: dict[str, Any] = {
         "method": config.method,
@@ -67,7 +72,7 @@ def write_run_file(folder: Path, config: RunConfig, compute: Compute) -> None:
     head = HEAD.format(name=NAME)
     if not config.replayable:
         head, values = head + OBJECT, {"replayable": False} | values
-    write_bytes(folder / NAME, (head + "\n" + tomli_w.dumps(values)).encode())
+    return head + "\n" + tomli_w.dumps(values)
 
 
 def _plain(value: Any) -> Any:

@@ -20,9 +20,11 @@ from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
-from fedshift.cli.published import announce, publish, split_methods
+from fedshift.cli.published import announce, print_commands, publish, split_methods
 from fedshift.cli.report import report
 from fedshift.cli.show import show
+from fedshift.cli.sweep import sweep
+from fedshift.cli.watch import watch
 
 app = typer.Typer(
     name="fedshift",
@@ -49,6 +51,8 @@ app.command()(ledger)
 app.command()(predict)
 app.command()(report)
 app.command()(show)
+app.command()(sweep)
+app.command()(watch)
 
 
 @app.callback(invoke_without_command=True)
@@ -118,6 +122,12 @@ def run(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue", help="Begin the run, or continue it if it was begun: for schedulers."
+        ),
+    ] = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -165,7 +175,8 @@ def run(
     if not quiet and not path.exists() and worth_a_warm_up(config):
         announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
-        options = Options(resume, transport, board.watch(config), count, policy, compute)
+        again = resume or requeue
+        options = Options(again, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
@@ -208,6 +219,9 @@ def compare(
             show_default="rounds",
         ),
     ] = None,
+    executor: opt.Executor = "local",
+    executor_set: opt.ExecutorSet = None,
+    print_jobs: opt.PrintJobs = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -215,7 +229,7 @@ def compare(
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
     from fedshift.base.process import tune_process
     from fedshift.experiment.compare import compare as compare_runs
-    from fedshift.experiment.compare import estimates
+    from fedshift.experiment.compare import estimates, plan
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 
@@ -239,6 +253,9 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    if print_jobs:
+        print_commands(plan(methods, scenarios, chosen, out))
+        return
     if dry_run:
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
@@ -255,6 +272,8 @@ def compare(
             watch=board.watch,
             references=references,
             against=against,
+            executor=executor,
+            executor_options=opt.executor_options(executor_set),
         )
     publish(found, out, as_json=as_json, quiet=quiet)
 

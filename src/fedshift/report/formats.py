@@ -45,28 +45,30 @@ def _markdown(summary: Summary, answered: Sequence[Answer]) -> str:
     def cell(value: Cell, mark: str, best: bool) -> str:
         return (f"**{value.shown}**" if best else value.shown) + mark
 
-    lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
-    lines += [
-        [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
-    ]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    head = f"### {_markdown_text(summary.scenario)}"
+    body = [[markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
+    table = markdown_table(summary.headings, body)
+    head = f"### {markdown_text(summary.scenario)}"
     said = "".join(
-        f"{_markdown_text(a.protocol)}: **{_markdown_text(a.headline)}.** "
-        f"{_markdown_text(a.reason)}\n\n"
+        f"{markdown_text(a.protocol)}: **{markdown_text(a.headline)}.** "
+        f"{markdown_text(a.reason)}\n\n"
         for a in answered
     )
     text = f"{head}\n\n{said}{table}\n{summary.note}.\n\n"
     if summary.apart:
-        rule = ["---", *["---:"] * len(summary.keys)]
-        heads = [_markdown_text(summary.apart_headings[0]), *summary.apart_headings[1:]]
-        apart = [heads, rule, *([_markdown_text(r[0]), *r[1:]] for r in summary.apart)]
-        text += "".join(f"| {' | '.join(line)} |\n" for line in apart)
-        text += f"\n{_markdown_text(summary.apart_note)}.\n\n"
+        heads = [markdown_text(summary.apart_headings[0]), *summary.apart_headings[1:]]
+        text += markdown_table(heads, [[markdown_text(r[0]), *r[1:]] for r in summary.apart])
+        text += f"\n{markdown_text(summary.apart_note)}.\n\n"
     return f"{text}{joined(summary.confounders)}.\n"
 
 
-def _markdown_text(text: str) -> str:
+def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text; the cells are Markdown already."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    """Escape plain text for Markdown."""
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
 
 
@@ -89,17 +91,17 @@ def _latex(summary: Summary) -> str:
         r"\begin{table}\centering",
         rf"  \caption{{{tex(caption)}}}",
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
-        *_tabular(summary.headings, body),
+        *tabular(summary.headings, body),
     ]
     if summary.apart:
         apart = [list(map(tex, line)) for line in summary.apart]
-        lines += [r"  \par\medskip", *_tabular(summary.apart_headings, apart)]
+        lines += [r"  \par\medskip", *tabular(summary.apart_headings, apart)]
         lines += [rf"  \par\smallskip\footnotesize {tex(summary.apart_note)}."]
     said = rf"  \par\smallskip\footnotesize {tex(joined(summary.confounders))}."
     return "\n".join([*lines, said, "\\end{table}\n"])
 
 
-def _tabular(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def tabular(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """The lines of one table; ``body`` is LaTeX already, headings are plain text."""
     lines = [" & ".join(line) + r" \\" for line in [list(map(tex, heads)), *body]]
     return [

@@ -41,7 +41,7 @@ def reruns(comparison: Comparison, scenario: str) -> list[Rerun]:
 
 def _rerun(runs: Sequence[RunResult], name: str) -> Rerun:
     first = runs[0]
-    text = run_file_text(first.config, _compute(first))
+    text = run_file_text(first.config, _compute(first), f"{name}.toml")
     seeds = [r.config.seed for r in runs]
     commands = "\n".join(
         f"fedshift run {name}.toml --seed {seed} --out again/{name}-s{seed}" for seed in seeds

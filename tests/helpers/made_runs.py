@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 
 from fedshift.core.config import configure
@@ -48,3 +49,19 @@ def made_run(method="fedavg", seed=0, test=None, *, label=None, shares=None, **c
 
 def made(**changes):
     return Comparison([made_run(m, s, **changes) for m in MADE for s in (0, 1)])
+
+
+def scored(round_: int, value: float) -> dict:
+    """A line of the metrics, scored under personal."""
+    rows = made_run().history
+    scores = json.loads(json.dumps(rows[0]["scores"]))
+    scores["personal"]["test"]["avg"] = value
+    return {"round": round_, "losses": {"task": 1.5}, "seconds": 2.0, "scores": scores}
+
+
+def write_run(path, rows, name="fedavg"):
+    """A run directory as far as a view reads it."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = made_run(label=name).config.model_dump(mode="json")
+    (path / "config.json").write_text(json.dumps({"run": config}))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -110,7 +110,7 @@ const fedshift = (() => {
         }
       });
       marks.push(Plot.tip(points, Plot.pointer({
-        x: "x", y: "y", fill: "var(--card)", stroke: "var(--soft)",
+        x: "x", y: "y", fill: "var(--card)", stroke: "var(--soft)", maxRadius: 80,
         title: (p) => `${p.name}\n${chart.x} ${p.x}: ${shown(p.y, chart.digits ?? 1)}${p.s ? ` \u00b1 ${shown(p.s)}` : ""}${p.n ? ` (n = ${p.n})` : ""}`,
       })));
       return hover(Plot.plot({

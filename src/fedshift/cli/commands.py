@@ -22,6 +22,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, print_commands, publish, split_methods
+from fedshift.cli.report import report
 from fedshift.cli.reproduce import reproduce
 from fedshift.cli.show import show
 from fedshift.cli.sweep import sweep
@@ -52,6 +53,7 @@ app.command()(analyse)
 app.command()(ledger)
 app.command()(predict)
 app.command()(reproduce)
+app.command()(report)
 app.command()(show)
 app.command()(sweep)
 app.command()(watch)
@@ -344,32 +346,6 @@ def partition(
     if plot is not None:
         figures = optional.figures()
         typer.echo(f"written: {figures.save(figures.partition(shown), plot)}")
-
-
-@app.command()
-def report(
-    path: Annotated[Path, typer.Argument(help="A folder of run directories.")],
-    form: Annotated[
-        Literal["html", "markdown", "latex", "csv"], typer.Option("--format", help="What to make.")
-    ] = "html",
-    out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
-    against: opt.Against = None,
-) -> None:
-    """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
-    from fedshift.report import formats, html
-    from fedshift.report.load import load_comparison
-
-    found = load_comparison(opt.folder(path))
-    if form == "html":
-        typer.echo(f"report: {html.write(found, out or path / 'report.html', against)}")
-        return
-    made = {"latex": formats.latex, "csv": formats.csv, "markdown": formats.markdown}
-    text = made[form](found, against)
-    if out is None:
-        typer.echo(text)
-    else:
-        formats.write(text, out)
-        typer.echo(f"written: {out}")
 
 
 @app.command()

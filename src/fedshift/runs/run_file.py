@@ -55,6 +55,11 @@ class RunFile(Frozen):
 
 def write_run_file(folder: Path, config: RunConfig, compute: Compute, name: str = NAME) -> None:
     """Write ``experiment.toml`` into a run directory, or a file of another name anywhere."""
+    write_bytes(folder / name, run_file_text(config, compute, name).encode())
+
+
+def run_file_text(config: RunConfig, compute: Compute, name: str = NAME) -> str:
+    """A complete run file; ``name`` is what its first line calls it."""
     scenario = config.scenario.model_dump(mode="json", exclude_none=True)
     values: dict[str, Any] = {
         "method": config.method,
@@ -67,7 +72,7 @@ def write_run_file(folder: Path, config: RunConfig, compute: Compute, name: str 
     head = HEAD.format(name=name)
     if not config.replayable:
         head, values = head + OBJECT, {"replayable": False} | values
-    write_bytes(folder / name, (head + "\n" + tomli_w.dumps(values)).encode())
+    return head + "\n" + tomli_w.dumps(values)
 
 
 def _plain(value: Any) -> Any:

@@ -81,3 +81,5 @@ from .experiment.scenario import find_scenario as find_scenario
 from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult
+from .serve.export import Exported as Exported
+from .serve.export import export as export

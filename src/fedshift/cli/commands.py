@@ -18,6 +18,7 @@ from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.export import export
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
@@ -44,6 +45,7 @@ app.add_typer(site_app, name="site")
 app.add_typer(claims_app, name="claims")
 
 
+app.command()(export)
 app.command()(ledger)
 app.command()(predict)
 app.command()(show)

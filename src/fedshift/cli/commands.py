@@ -14,6 +14,7 @@ import typer
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
+from fedshift.cli.card import card
 from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
@@ -45,6 +46,7 @@ app.add_typer(site_app, name="site")
 app.add_typer(claims_app, name="claims")
 
 
+app.command()(card)
 app.command()(export)
 app.command()(ledger)
 app.command()(predict)

@@ -16,6 +16,8 @@ from fedshift.core.method import Method
 from fedshift.experiment.models import load_model
 from fedshift.report.results import RunResult
 from fedshift.serve.about import FILE, about_of, cannot_prepare, require_free, write_prepare
+from fedshift.serve.card import card_of
+from fedshift.serve.card_text import write_cards
 from fedshift.serve.formats import OPSET, example, onnx_runner, require_format, runner, write
 from fedshift.serve.graph import Graph
 from fedshift.serve.parity import Asked, Parity, compare, made_inputs, tested_inputs
@@ -62,13 +64,14 @@ def change(found: Parity) -> str:
     return f"{found.tests} test samples: {step}, {100 * found.same:.2f} % same classes"
 
 
-def export(
+def export(  # noqa: PLR0913  as many options as the command has
     run: RunResult | Path | str,
     out: Path | str,
     format: str = "onnx",  # noqa: A002  the word of the command line
     *,
     site: str | None = None,
     quantise: str | None = None,
+    licence: str = "",
     method: Method | None = None,
 ) -> Exported:
     """Write the model of a run as a file, with ``prepare.py`` and a model card beside it.
@@ -80,6 +83,7 @@ def export(
             probabilities out, any batch size) or ``safetensors`` (the net's entries alone).
         site: the site whose own model is wanted; None takes the one model for all.
         quantise: ``int8`` writes a second ONNX file with weights of 8 bits.
+        licence: under which the model may be used, for the card.
         method: the method, if the run was given a Method object.
     """
     path, kind = Path(out), require_format(format)
@@ -106,6 +110,7 @@ def export(
             notes.append(f"no {FILE}: {reason}; give the model prepared rows")
         else:
             files.append(write_prepare(path.parent, about))
+    files += write_cards(card_of(run, site=site, files=tuple(files), licence=licence), path)
     return Exported(path, kind, parity, tuple(files), tuple(notes), less)
 
 

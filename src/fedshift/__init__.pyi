@@ -83,3 +83,5 @@ from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult
 from .report.sweeps import Sweep as Sweep
+from .serve.export import Exported as Exported
+from .serve.export import export as export

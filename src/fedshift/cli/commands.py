@@ -15,10 +15,12 @@ from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
 from fedshift.cli.analyse import analyse
+from fedshift.cli.card import card
 from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.export import export
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, print_commands, publish, split_methods
@@ -50,6 +52,8 @@ app.add_typer(claims_app, name="claims")
 
 
 app.command()(analyse)
+app.command()(card)
+app.command()(export)
 app.command()(ledger)
 app.command()(predict)
 app.command()(reproduce)

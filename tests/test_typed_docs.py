@@ -223,6 +223,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     claim = 'name = "mine/bn"\npaper = "mine"\nsays = "better"\nprotocol = "global"\n'
     claim += 'method = "fedbn"\ncontrol = "fedavg"\nscenario = "digits"\n'
     (here / "mine.toml").write_text(f"[[claim]]\n{claim}")
+    recipe = (ROOT / "docs" / "reproduction.md").read_text()
+    (here / "my.toml").write_text(re.findall(r"```toml\n(.*?)```", recipe, re.DOTALL)[0])
     guide = (ROOT / "docs" / "extending.md").read_text()
     (here / "head_decay.py").write_text(re.findall(r"```python[^\n]*\n(.*?)```", guide, re.S)[0])
     (here / "examples").symlink_to(ROOT / "examples")

@@ -14,8 +14,9 @@ from fedshift.core.part import Part, Phase
 from fedshift.core.registry import METHODS, build
 from fedshift.engine.preflight import check_needs
 from fedshift.methods.ditto import PersonalModel
+from fedshift.methods.fedavgm import Momentum
 from fedshift.methods.feddyn import DynamicDual
-from fedshift.methods.fedopt import Adam, Momentum
+from fedshift.methods.fedopt import Adam
 from fedshift.methods.fedprox import Proximal
 from fedshift.methods.fedrep import HeadThenBody
 from fedshift.methods.groupdro import ExponentialWeights

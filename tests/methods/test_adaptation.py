@@ -170,6 +170,23 @@ def test_the_new_head_is_the_mean_direction_of_its_old_row_and_the_features_of_i
     assert all(torch.equal(net.state_dict()[k], before[k]) for k in rest)
 
 
+def test_with_one_support_per_class_the_new_row_is_the_direction_of_the_surest(net, inputs):
+    """Rows of the head are supports too, as sure as the head, bias included, is of them."""
+    with torch.no_grad():
+        net.head_module.weight.mul_(4.0)
+        net.head_module.bias.copy_(torch.tensor([2.0, -3.0, 0.0, 1.0]))
+    x, _ = inputs.take(torch.arange(len(inputs)))
+    z = net.eval()(x).features.detach().double().numpy()
+    w, b = (p.detach().double().numpy() for p in net.head_module.parameters())
+    supports = np.concatenate([w, z])
+    labels = np.concatenate([np.arange(4), (z @ w.T + b).argmax(1)])
+    h, _ = numpy_entropy(supports @ w.T + b)
+    surest = [supports[labels == c][h[labels == c].argmin()] for c in range(4)]
+    T3a(keep=1).adapt(net, inputs, SCORING)
+    expected = [row / np.linalg.norm(row) for row in surest]
+    np.testing.assert_allclose(net.head_module.weight.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_t3a_refuses_a_head_that_is_not_linear(net):
     with pytest.raises(ConfigError, match="t3a replaces the weights of a linear head, and this"):
         start(
@@ -223,6 +240,33 @@ def test_one_step_of_shot_goes_down_its_objective(net, inputs):
     expected = -0.1 * (g + 0.001 * old)
     moved = net.get_parameter(name).detach() - old
     np.testing.assert_allclose(moved.numpy(), expected.numpy(), rtol=1e-2, atol=1e-6)
+
+
+def test_shot_labels_anew_before_each_pass_and_carries_its_momentum(net, inputs):
+    """Two steps on all inputs, beside the same in plain torch; the site's labels stay unread."""
+    before, labels = tree.clone(net.state_dict()), inputs.y.clone()
+    x, _ = inputs.take(torch.arange(len(inputs)))
+    moved = {k: p for k, p in net.named_parameters() if k not in head_keys(net)}
+    velocity = {k: torch.zeros_like(p) for k, p in moved.items()}
+    for _ in range(2):
+        out = net.eval()(x)
+        y = pseudo_labels(out.features.detach(), out.logits.detach().softmax(1))
+        logits = net.train()(x).logits
+        p, logs = logits.softmax(1), logits.log_softmax(1)
+        loss = -(p * logs).sum(1).mean() + (p.mean(0) * p.mean(0).log()).sum()
+        slopes = torch.autograd.grad(loss + 0.3 * F.nll_loss(logs, y), list(moved.values()))
+        with torch.no_grad():
+            for (k, w), g in zip(moved.items(), slopes, strict=True):
+                velocity[k] = 0.9 * velocity[k] + g + 0.001 * w
+                w.sub_(0.1 * velocity[k])
+    expected = tree.clone(moved)
+    load(net, before)
+    Shot(adapt_epochs=2, adapt_lr=0.1, adapt_batch=len(inputs)).adapt(net, inputs, SCORING)
+    for k, w in expected.items():
+        found = net.get_parameter(k).detach()
+        np.testing.assert_allclose(found, w.detach(), rtol=1e-2, atol=1e-5, err_msg=k)
+    assert not net.training
+    assert torch.equal(inputs.y, labels)
 
 
 def test_diverse_predictions_cost_less_than_equal_ones():

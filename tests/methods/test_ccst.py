@@ -9,7 +9,8 @@ import torch
 from fedshift.base.errors import ConfigError
 from fedshift.core.loop import Batch
 from fedshift.core.registry import build
-from fedshift.methods.ccst import FeatureStyles, PixelStyles, restyled
+from fedshift.methods.ccst.feature_styles import FeatureStyles
+from fedshift.methods.ccst.pixel_styles import PixelStyles, restyled
 from fedshift.methods.shared.style_bank import image_styles, overall_style
 from fedshift.testing import play, start
 

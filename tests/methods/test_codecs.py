@@ -13,7 +13,9 @@ from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.registry import build
 from fedshift.core.server import Policy
 from fedshift.engine.round import streams
-from fedshift.methods.codecs import Half, Quantise, TopK
+from fedshift.methods.codecs.half import Half
+from fedshift.methods.codecs.quantise import Quantise
+from fedshift.methods.codecs.top_k import TopK
 from fedshift.testing import everything, play, start, worker
 
 CODECS = ("half", "quantise", "quantise[bits=4]", "quantise[bits=16]", "top-k")

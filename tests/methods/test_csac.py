@@ -12,12 +12,8 @@ from fedshift.core.aggregate import Mean
 from fedshift.core.loop import Batch, Log, Step
 from fedshift.core.method import Method
 from fedshift.core.registry import build
-from fedshift.methods.csac.method import (
-    CrossLayerCalibration,
-    SemanticAcquisition,
-    longer,
-    smoothed,
-)
+from fedshift.methods.csac.acquisition import SemanticAcquisition, longer, smoothed
+from fedshift.methods.csac.calibration import CrossLayerCalibration
 from fedshift.testing import play, start, tiny_scenario, worker
 
 NAME = CrossLayerCalibration().name

@@ -10,7 +10,7 @@ import torch
 
 from fedshift.base.errors import ConfigError
 from fedshift.core.registry import BACKBONES
-from fedshift.methods.csac import layers as eq
+from fedshift.methods.csac import attention, discrepancy, layers
 from fedshift.testing import start
 
 R, B, C, D = 3, 5, 4, 6
@@ -58,20 +58,20 @@ def pairs(a, b, differ):
 def test_attention_is_equations_7_to_9(pair):
     position, channel = attentions(*pair)
     a, b = map(torch.from_numpy, pair)
-    np.testing.assert_allclose(eq.position_attention(a, b), position, rtol=1e-9)
-    np.testing.assert_allclose(eq.channel_attention(a, b), channel, rtol=1e-9)
-    np.testing.assert_allclose(eq.both_attentions(a, b), (position + channel) / 2, rtol=1e-9)
+    np.testing.assert_allclose(attention.position_attention(a, b), position, rtol=1e-9)
+    np.testing.assert_allclose(attention.channel_attention(a, b), channel, rtol=1e-9)
+    np.testing.assert_allclose(attention.both_attentions(a, b), (position + channel) / 2, rtol=1e-9)
     assert not np.allclose(position, channel)
 
 
 def test_mmd_of_all_pairs_is_the_unbiased_estimate_of_each(pair):
     a, b = (torch.from_numpy(side).flatten(2) for side in pair)
-    np.testing.assert_allclose(eq.mmd(a, b).numpy(), pairs(*pair, mmd), rtol=1e-8)
+    np.testing.assert_allclose(discrepancy.mmd(a, b).numpy(), pairs(*pair, mmd), rtol=1e-8)
 
 
 def test_mmd_does_not_cancel_in_float32(pair):
     a, b = (torch.from_numpy(300 + side).float().flatten(2) for side in pair)
-    found = eq.mmd(a, b).numpy()
+    found = discrepancy.mmd(a, b).numpy()
     np.testing.assert_allclose(found, pairs(*pair, mmd), rtol=1e-3, atol=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_the_gradient_of_mmd_holds_the_bandwidth_still(pair):
         return same - 2 * np.mean([k(u, v) for u in x for v in y])
 
     leaf = torch.from_numpy(x)[None].requires_grad_()
-    eq.mmd(leaf, torch.from_numpy(y)[None]).sum().backward()
+    discrepancy.mmd(leaf, torch.from_numpy(y)[None]).sum().backward()
     for i, j in ((0, 0), (3, 7), (4, 23)):
         step = np.zeros_like(x)
         step[i, j] = 1e-5
@@ -100,10 +100,10 @@ def test_mmd_grows_with_the_gap_and_survives_constant_features():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 64, 5, generator=generator)
     y = torch.randn(1, 64, 5, generator=generator)
-    near, far = eq.mmd(x, y), eq.mmd(x, y + 2)
+    near, far = discrepancy.mmd(x, y), discrepancy.mmd(x, y + 2)
     assert abs(float(near)) < 0.1 < float(far)
     flat = torch.ones(1, 4, 3, requires_grad=True)
-    found = eq.mmd(flat, flat.detach())
+    found = discrepancy.mmd(flat, flat.detach())
     found.sum().backward()
     assert float(found.detach()) == pytest.approx(0, abs=1e-5)
     assert not flat.grad.any()
@@ -112,13 +112,13 @@ def test_mmd_grows_with_the_gap_and_survives_constant_features():
 def test_mse_of_all_pairs(pair):
     a, b = (torch.from_numpy(side).flatten(2) for side in pair)
     expected = pairs(*pair, lambda x, y: ((x - y) ** 2).mean())
-    np.testing.assert_allclose(eq.mse(a, b).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(discrepancy.mse(a, b).numpy(), expected, rtol=1e-9)
 
 
 def test_alignment_is_the_double_sum_without_gradient_to_alpha():
     alpha = torch.tensor([[0.25, 0.75], [0.5, 0.5]], requires_grad=True)
     gaps = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    found = eq.alignment(alpha, gaps)
+    found = discrepancy.alignment(alpha, gaps)
     assert float(found.detach()) == pytest.approx(0.25 + 1.5 + 1.5 + 2)
     found.backward()
     assert alpha.grad is None
@@ -128,10 +128,10 @@ def test_alignment_is_the_double_sum_without_gradient_to_alpha():
 def test_projection_is_one_convolution_to_the_size_of_the_last_layer():
     rng = np.random.default_rng(0)
     shapes = [(2, 7, 6), (3, 3, 4), (4, 3, 2)]
-    drawn = eq.new_projections(shapes, 5, torch.Generator().manual_seed(0))
+    drawn = layers.new_projections(shapes, 5, torch.Generator().manual_seed(0))
     maps = [rng.normal(size=(B, *shape)) for shape in shapes]
     double = {k: v.double() for k, v in drawn.items()}
-    found = eq.project([torch.from_numpy(m) for m in maps], double).numpy()
+    found = layers.project([torch.from_numpy(m) for m in maps], double).numpy()
     assert found.shape == (3, B, 5, 6)
     for i, layer in enumerate(maps):
         weight, bias = (double[f"{i}/{k}"].numpy() for k in ("weight", "bias"))
@@ -149,7 +149,7 @@ def test_projection_is_one_convolution_to_the_size_of_the_last_layer():
 
 
 @pytest.mark.parametrize(
-    ("backbone", "shape", "layers"),
+    ("backbone", "shape", "stages"),
     [
         ("resnet18", (3, 32, 32), ["layer2", "layer3", "layer4"]),
         ("alexnet", (3, 63, 63), ["conv3", "conv4", "conv5"]),
@@ -157,29 +157,29 @@ def test_projection_is_one_convolution_to_the_size_of_the_last_layer():
         ("cnn", (3, 16, 16), ["block1", "block2", "block3"]),
     ],
 )
-def test_the_last_three_layers_with_maps_are_taken(backbone, shape, layers):
+def test_the_last_three_layers_with_maps_are_taken(backbone, shape, stages):
     options = {"width": 0.125} if backbone != "cnn" else {}
     net = BACKBONES.get(backbone).build(shape, 4, **options)
     shapes = net.shapes()
-    assert eq.adopted(shapes, "auto") == layers
-    drawn = eq.new_projections([shapes[k] for k in layers], 2, torch.Generator())
-    maps = [torch.zeros(2, *shapes[k]) for k in layers]
-    _, high, wide = shapes[layers[-1]]
-    assert eq.project(maps, drawn).shape == (len(layers), 2, 2, high * wide)
+    assert layers.adopted(shapes, "auto") == stages
+    drawn = layers.new_projections([shapes[k] for k in stages], 2, torch.Generator())
+    maps = [torch.zeros(2, *shapes[k]) for k in stages]
+    _, high, wide = shapes[stages[-1]]
+    assert layers.project(maps, drawn).shape == (len(stages), 2, 2, high * wide)
 
 
 def test_layers_that_cannot_be_aligned_are_one_line():
     maps = {"first": (2, 4, 4), "second": (2, 8, 8), "flat": (9,)}
-    assert eq.adopted(maps, "second") == ["second"]
+    assert layers.adopted(maps, "second") == ["second"]
     with pytest.raises(ConfigError, match="names 'third'; this backbone has maps after first, sec"):
-        eq.adopted(maps, "first+third")
+        layers.adopted(maps, "first+third")
     with pytest.raises(ConfigError, match="first has smaller maps than second"):
-        eq.adopted(maps, "second+first")
+        layers.adopted(maps, "second+first")
     with pytest.raises(ConfigError, match="no stage of this backbone has any; choose a convolut"):
         start("csac", backbone="mlp", backbone_options={})
 
 
 def test_same_layer_alignment_weighs_the_diagonal(pair):
     a, b = map(torch.from_numpy, pair)
-    torch.testing.assert_close(eq.same_layer(a, b), torch.eye(R, dtype=torch.float64))
-    torch.testing.assert_close(eq.no_attention(a, b), torch.full((R, R), 1 / 3).double())
+    torch.testing.assert_close(attention.same_layer(a, b), torch.eye(R, dtype=torch.float64))
+    torch.testing.assert_close(attention.no_attention(a, b), torch.full((R, R), 1 / 3).double())

@@ -17,13 +17,11 @@ from fedshift.core.objective import score
 from fedshift.core.registry import BACKBONES, build
 from fedshift.methods.f2dc.method import (
     DecoupleAndCorrect,
-    DomainAware,
     corrector_loss,
     decoupler_loss,
-    domain_aware_weights,
-    domain_discrepancy,
     wrong_label,
 )
+from fedshift.methods.f2dc.weights import DomainAware, domain_aware_weights, domain_discrepancy
 from fedshift.testing import everything, play, start, worker
 
 NAME = DecoupleAndCorrect().name

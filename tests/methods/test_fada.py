@@ -11,14 +11,8 @@ from fedshift.core.loop import Batch, Step
 from fedshift.core.message import Update
 from fedshift.core.method import Method
 from fedshift.core.registry import build
-from fedshift.methods.fada import (
-    FeatureSplit,
-    GapAttention,
-    confusion,
-    dispersion,
-    k_means,
-    mutual_information,
-)
+from fedshift.methods.fada.attention import GapAttention, dispersion, k_means
+from fedshift.methods.fada.split import FeatureSplit, confusion, mutual_information
 from fedshift.methods.fedka.method import GlobalDisentangler
 from fedshift.testing import play, start
 
@@ -73,7 +67,7 @@ def test_sources_that_cluster_the_target_better_weigh_more(monkeypatch):
     server.round = 1
     told = iter([0.5, 0.4, 0.7, 0.5])
     monkeypatch.setattr(
-        "fedshift.methods.fada.dispersion", lambda *_: torch.tensor(next(told)).double()
+        "fedshift.methods.fada.attention.dispersion", lambda *_: torch.tensor(next(told)).double()
     )
     updates = [Update(c, "train", 1) for c in ("bright-0", "bright-1", "dark-0")]
     found = GapAttention(tau=0.1)(server, updates).numpy()

@@ -12,14 +12,11 @@ from fedshift.core.loop import Batch, Step
 from fedshift.core.net import Scope
 from fedshift.core.part import Part
 from fedshift.core.registry import BACKBONES, build, register_backbone
-from fedshift.methods.fdse.layers import LayerForm, decompose, decomposed
-from fedshift.methods.fdse.method import (
-    DecomposeLayers,
-    StatisticsConsistency,
-    depth_weights,
-    layer_gap,
-    running,
-)
+from fedshift.methods.fdse.consistency import StatisticsConsistency
+from fedshift.methods.fdse.decompose import decompose, decomposed
+from fedshift.methods.fdse.layers import LayerForm
+from fedshift.methods.fdse.method import DecomposeLayers
+from fedshift.methods.fdse.statistics import depth_weights, layer_gap, running
 from fedshift.testing import everything, play, start, worker
 
 NAME = StatisticsConsistency().name

@@ -16,14 +16,8 @@ from fedshift.core.message import Update
 from fedshift.core.net import Scope
 from fedshift.core.registry import build
 from fedshift.methods.fdse import consensus as fdse_consensus
-from fedshift.methods.fdse.consensus import (
-    LayerConsensus,
-    SimilarityMixing,
-    consensus,
-    gram,
-    moved,
-    similarity_weights,
-)
+from fedshift.methods.fdse.consensus import LayerConsensus, consensus, gram, moved
+from fedshift.methods.fdse.mixing import SimilarityMixing, similarity_weights
 from fedshift.methods.shared.simplex import min_norm_weights
 
 

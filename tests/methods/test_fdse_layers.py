@@ -12,14 +12,10 @@ from torch import nn
 from fedshift.base.errors import ConfigError
 from fedshift.core.net import Net
 from fedshift.core.registry import BACKBONES
-from fedshift.methods.fdse.layers import (
-    Decomposed,
-    LayerForm,
-    batch_statistics,
-    decompose,
-    decomposed,
-)
+from fedshift.methods.fdse.decompose import decompose, decomposed
+from fedshift.methods.fdse.layers import Decomposed, LayerForm
 from fedshift.methods.fdse.method import DecomposeLayers
+from fedshift.methods.fdse.statistics import batch_statistics
 from fedshift.testing import start
 
 # Table 4's net by hand: outputs, kernel, stride, padding

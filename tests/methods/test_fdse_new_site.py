@@ -11,8 +11,8 @@ from fedshift.base.errors import DataError
 from fedshift.core.net import load
 from fedshift.core.part import Scoring
 from fedshift.data.samples import Samples
-from fedshift.methods.fdse.layers import decomposed
-from fedshift.methods.fdse.method import StatisticsConsistency
+from fedshift.methods.fdse.consistency import StatisticsConsistency
+from fedshift.methods.fdse.decompose import decomposed
 from fedshift.testing import play, start
 
 NOTHING = Scoring(None, {}, seeds.generator)

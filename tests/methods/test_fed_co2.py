@@ -11,7 +11,8 @@ from fedshift.base import tree
 from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
 from fedshift.engine.round import exchange
-from fedshift.methods.fed_co2 import OfflineModel, distillation
+from fedshift.methods.fed_co2.offline import OfflineModel
+from fedshift.methods.fed_co2.transfer import distillation
 from fedshift.testing import play, start
 
 NAME = OfflineModel().name

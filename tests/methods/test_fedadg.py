@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from fedshift.core.loop import Batch, Step
-from fedshift.methods.fedadg import (
-    GeneratedReference,
-    discriminator_loss,
-    judge,
-    new_discriminator,
-)
+from fedshift.methods.fedadg.networks import discriminator_loss, judge, new_discriminator
+from fedshift.methods.fedadg.reference import GeneratedReference
 from fedshift.methods.shared.budget import visit_batches
 from fedshift.testing import play, start
 

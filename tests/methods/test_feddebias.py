@@ -10,16 +10,11 @@ from torch.func import functional_call
 from fedshift.base import seeds, tree
 from fedshift.core.loop import Batch, Step, shuffled_rows
 from fedshift.core.registry import build
-from fedshift.methods.feddebias.method import (
-    BalancedOutput,
-    ContrastiveProjector,
-    Features,
-    balance,
-    contrast,
-    cosines,
-    overlaps,
-)
-from fedshift.methods.feddebias.pseudo_data import PseudoData, pseudo_inputs, pseudo_output
+from fedshift.methods.feddebias.contrast import Features, contrast, cosines, overlaps
+from fedshift.methods.feddebias.method import BalancedOutput, balance
+from fedshift.methods.feddebias.projector import ContrastiveProjector
+from fedshift.methods.feddebias.pseudo_data import PseudoData
+from fedshift.methods.feddebias.pseudo_output import pseudo_inputs, pseudo_output
 from fedshift.testing import finite_and_moving, play, start, worker
 
 NAME = ContrastiveProjector().name

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from fedshift.base.errors import ConfigError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
-from fedshift.methods.feddg import AmplitudeBank, EpisodicLearning
+from fedshift.methods.feddg.bank import AmplitudeBank
+from fedshift.methods.feddg.method import EpisodicLearning
 from fedshift.testing import play, start
 
 NAME, BANK = EpisodicLearning().name, AmplitudeBank().name

@@ -12,7 +12,8 @@ from fedshift.base.errors import ConfigError
 from fedshift.core.message import Update
 from fedshift.core.net import load
 from fedshift.core.registry import build
-from fedshift.methods.feddg_ga import GapProbe, adjusted
+from fedshift.methods.feddg_ga.method import adjusted
+from fedshift.methods.feddg_ga.probe import GapProbe
 from fedshift.testing import play, start
 
 CLIENTS = ("bright-0", "bright-1", "dark-0", "dark-1")

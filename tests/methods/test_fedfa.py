@@ -9,7 +9,8 @@ import torch
 from fedshift.base.errors import ConfigError
 from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
-from fedshift.methods.fedfa import FeatureAugmentation, fusion_coefficient, redraw_statistics
+from fedshift.methods.fedfa.method import FeatureAugmentation
+from fedshift.methods.fedfa.statistics import fusion_coefficient, redraw_statistics
 from fedshift.testing import play, start
 
 NAME = FeatureAugmentation().name

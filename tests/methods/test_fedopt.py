@@ -11,7 +11,7 @@ import torch
 from fedshift.core.aggregate import Add, Mean
 from fedshift.core.message import Update
 from fedshift.core.registry import build
-from fedshift.methods.fedopt import Momentum
+from fedshift.methods.fedavgm import Momentum
 from fedshift.testing import play, start
 
 SIZES = {"bright-0": 7, "bright-1": 6, "dark-0": 11, "dark-1": 11}  # 22 and 13 samples, dealt

@@ -14,12 +14,11 @@ from fedshift.core.method import Method
 from fedshift.core.net import Output
 from fedshift.core.part import Scoring
 from fedshift.core.registry import build
-from fedshift.methods.fedsr import (
-    ConditionalInformation,
-    FeatureNorm,
+from fedshift.methods.shared.conditional_information import ConditionalInformation, gaussian_kl
+from fedshift.methods.shared.feature_norm import FeatureNorm
+from fedshift.methods.shared.gaussian_features import (
     GaussianNeck,
     StochasticFeatures,
-    gaussian_kl,
     mean_log_softmax,
 )
 from fedshift.testing import play, start

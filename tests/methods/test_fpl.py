@@ -12,14 +12,9 @@ from fedshift.core.loop import Batch, Step
 from fedshift.core.message import Update
 from fedshift.core.net import Output, load
 from fedshift.core.registry import build
-from fedshift.methods.fpl import (
-    ClusterPrototypes,
-    class_means,
-    cluster_prototypes,
-    consistency,
-    contrast,
-    shares_of,
-)
+from fedshift.methods.fpl.method import ClusterPrototypes
+from fedshift.methods.fpl.prototypes import cluster_prototypes, consistency, contrast
+from fedshift.methods.shared.class_means import class_means, shares_of
 from fedshift.testing import finite_and_moving, in_process_equals_bytes, play, start
 
 NAME = ClusterPrototypes().name

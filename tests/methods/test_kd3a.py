@@ -8,14 +8,8 @@ import torch
 
 from fedshift.core.message import Update
 from fedshift.core.net import load
-from fedshift.methods.kd3a import (
-    ConsensusFocus,
-    DistilledMean,
-    consensus_focus,
-    knowledge_vote,
-    mixture_variance,
-    quality,
-)
+from fedshift.methods.kd3a.consensus import ConsensusFocus, consensus_focus, knowledge_vote, quality
+from fedshift.methods.kd3a.method import DistilledMean, mixture_variance
 from fedshift.testing import play, start
 
 

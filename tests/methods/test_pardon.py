@@ -8,13 +8,8 @@ import torch
 
 from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
-from fedshift.methods.pardon import (
-    InterpolatedStyle,
-    interpolated_style,
-    local_style,
-    other_class,
-    triplet,
-)
+from fedshift.methods.pardon.method import InterpolatedStyle, other_class, triplet
+from fedshift.methods.pardon.styles import interpolated_style, local_style
 from fedshift.testing import play, start
 
 NAME = InterpolatedStyle().name

@@ -10,8 +10,9 @@ from fedshift.base import tree
 from fedshift.base.errors import ConfigError
 from fedshift.core.registry import build
 from fedshift.engine.round import exchange
-from fedshift.methods.partialfed import LoadingPolicy, gates, logistic, temperature
-from fedshift.methods.partialfed_fixed import SkippedLayers
+from fedshift.methods.partialfed.adaptive import LoadingPolicy
+from fedshift.methods.partialfed.fixed import SkippedLayers
+from fedshift.methods.partialfed.gates import gates, logistic, temperature
 from fedshift.testing import everything, play, start, worker
 
 NAME = LoadingPolicy().name
@@ -117,6 +118,12 @@ def test_training_starts_layer_by_layer_from_theta_or_from_ones_own(open_client,
         assert any(sources.values()), keys
         seen |= {name for name, true in sources.items() if true}
     assert seen == {"theta", "own"}
+    own, groups = tree.under("own", kept), part.groups(client)
+    for first in (0, 1):  # every other layer is loaded, in both ways
+        loaded = [(i + first) % 2 for i in range(len(groups))]
+        found = part.mixed(client, own, torch.tensor(loaded).float())
+        for gate, keys in zip(loaded, groups, strict=True):
+            assert all(torch.equal(found[k], (theta if gate else own)[k]) for k in keys), keys
 
 
 def test_the_likelier_choice_of_each_layer_is_scored(state_of):

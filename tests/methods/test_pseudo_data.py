@@ -10,15 +10,9 @@ from fedshift.base import seeds
 from fedshift.base.errors import ConfigError, NotAllowedError, RunError
 from fedshift.core.loop import Batch
 from fedshift.core.scenario import Scenario
-from fedshift.methods.feddebias.pseudo_data import (
-    PseudoData,
-    choose,
-    means_of,
-    mixture,
-    own_labels,
-    pseudo_inputs,
-    random_sample_means,
-)
+from fedshift.methods.feddebias.means import choose, means_of, mixture, random_sample_means
+from fedshift.methods.feddebias.pseudo_data import PseudoData
+from fedshift.methods.feddebias.pseudo_output import own_labels, pseudo_inputs
 from fedshift.testing import in_process_equals_bytes, play, resumes_exactly, start, tiny_scenario
 
 NAME = PseudoData().name

@@ -9,7 +9,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from fedshift.core.loop import Batch
 from fedshift.core.registry import build
-from fedshift.methods.randaugment import OPERATIONS, RandAugment, augmented
+from fedshift.methods.randaugment.method import RandAugment
+from fedshift.methods.randaugment.operations import OPERATIONS, augmented
 from fedshift.testing import play, start
 
 NAMES = [*OPERATIONS]

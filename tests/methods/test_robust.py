@@ -12,16 +12,10 @@ from fedshift.base.errors import ConfigError
 from fedshift.core.message import Update
 from fedshift.core.registry import build
 from fedshift.engine.preflight import check_needs, check_protection
-from fedshift.methods.robust import (
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    NormClip,
-    TrimmedMean,
-    krum_scores,
-    weiszfeld,
-)
+from fedshift.methods.robust.coordinates import Median, TrimmedMean
+from fedshift.methods.robust.geometric_median import GeometricMedian, weiszfeld
+from fedshift.methods.robust.krum import Krum, MultiKrum, krum_scores
+from fedshift.methods.robust.norm_clip import NormClip
 from fedshift.testing import play, start, tiny_scenario
 
 RULES = ["median", "trimmed-mean", "krum", "multi-krum", "norm-clip", "geometric-median"]

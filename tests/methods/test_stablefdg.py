@@ -9,17 +9,9 @@ import torch
 from fedshift.core.loop import Batch
 from fedshift.core.method import Method
 from fedshift.core.registry import build
-from fedshift.methods.stablefdg import (
-    FeatureHighlighter,
-    Highlighter,
-    StyleExploration,
-    StyleSharing,
-    explore_styles,
-    next_of_class,
-    rarest_classes,
-    shift_styles,
-    style_of,
-)
+from fedshift.methods.stablefdg.exploration import StyleExploration, explore_styles, rarest_classes
+from fedshift.methods.stablefdg.highlighter import FeatureHighlighter, Highlighter, next_of_class
+from fedshift.methods.stablefdg.sharing import StyleSharing, shift_styles, style_of
 from fedshift.testing import play, start
 
 SHARING = StyleSharing().name

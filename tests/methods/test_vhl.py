@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from fedshift.base import seeds
 from fedshift.core.loop import Batch, Step
 from fedshift.core.registry import build
-from fedshift.methods.vhl import VirtualData, decode, random_decoder, virtual_noise, wider
+from fedshift.methods.vhl.method import VirtualData, wider
+from fedshift.methods.vhl.virtual import decode, random_decoder, virtual_noise
 from fedshift.testing import play, start
 
 NAME = VirtualData().name

@@ -112,6 +112,7 @@ class Session:
         if promises := privacy_so_far(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
+        row["seconds_waited"] = self.record.waits.take()
         piggybacked = False
         if server.round % scenario.evaluate_every == 0 or server.round == scenario.rounds:
             piggybacked = self._piggybacks()

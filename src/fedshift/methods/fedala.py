@@ -12,18 +12,14 @@ from torch import Tensor, nn
 from fedshift import (
     Batch,
     Client,
-    Log,
     Method,
     Net,
     Optimisation,
     Output,
     Part,
     Scoring,
-    Step,
     Tree,
-    Turn,
     call,
-    descend,
     register,
     setting,
     tree,
@@ -32,7 +28,7 @@ from fedshift.core.net import load
 from fedshift.data.samples import split_rows
 from fedshift.methods.shared.branch import trained_keys
 from fedshift.methods.shared.layers import layers
-from fedshift.methods.shared.tuning import aside
+from fedshift.methods.shared.tuning import aside, take_steps, task_turn
 
 WINDOW, SETTLED = 10, 0.1  # the weights have settled when the last losses differ by less than that
 MOST_PASSES = 100  # if they never do
@@ -94,16 +90,11 @@ class LocalAggregation(Part):
                     weight.data.clamp_(0, 1)  # after each step
                 return call(net, theta | aggregated(own, theta, w), batch.x)
 
-            def objective(step: Step) -> Tree:
-                return {self.name: client.task.loss(step.out.logits, step.y)}
-
-            turn = Turn(self.name, [*w.items()], forward, objective, Optimisation(lr=self.eta))
+            turn = task_turn(client, self.name, w.items(), forward, Optimisation(lr=self.eta))
             chosen, losses = self._chosen(client), list[float]()
             while len(losses) < passes and not settled(losses):
-                log = Log()
                 batches = (Batch(*client.site.data.train.take(rows)) for rows in chosen)
-                descend(net, batches, [turn], log)
-                losses.append(log.means(f"{self.name} at client {client.id}")[self.name])
+                losses.append(take_steps(client, turn, batches))
         return {k: v.detach().clamp(0, 1) for k, v in w.items()}
 
     def _chosen(self, client: Client) -> list[Tensor]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedshift import Aggregator, Method, Server, Tree, Update, register, setting
-from fedshift.methods.robust import moved_by, updates_gram
 from fedshift.methods.shared.simplex import min_norm_near
+from fedshift.methods.shared.updates import moved_by, updates_gram
 
 
 def common_shares(inner: Tensor, p: Tensor, eps: float) -> Tensor:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift import (
@@ -25,48 +24,15 @@ from fedshift import (
     ConfigError,
     ModelSpec,
     Net,
-    Output,
     Part,
     PayloadSpec,
-    Samples,
     Server,
     Tree,
     Update,
     Uploads,
     setting,
 )
-
-
-def random_sample_means(x: Tensor, per_sample: int) -> Tensor:
-    """Algorithm 2, line 5: means of M consecutive rows of ``x`` (n * M, *shape), (n, *shape)."""
-    return x.unflatten(0, (-1, per_sample)).mean(1)
-
-
-def mixture(x_p: Tensor, x_k: Tensor, y_k: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 4: (x_p + sum_k x_k) / (K + 1) and (1/C + sum_k y_k) / (K + 1).
-
-    ``x_p`` is (B, *shape), ``x_k`` (B, K, *shape) local samples, ``y_k`` (B, K, C) their one-hot
-    labels; returns (B, *shape) and (B, C).
-    """
-    shares = 1 + x_k.shape[1]
-    return (x_p + x_k.sum(1)) / shares, (1 / y_k.shape[2] + y_k.sum(1)) / shares
-
-
-def draw(samples: Samples, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``n`` inputs and labels, drawn with replacement."""
-    return samples.take(torch.randint(len(samples), (n,), generator=generator))
-
-
-def means_of(samples: Samples, n: int, per_sample: int, generator: torch.Generator) -> Tensor:
-    """Algorithms 2 and 3: ``n`` means of ``per_sample`` random inputs each, (n, *shape)."""
-    return random_sample_means(draw(samples, n * per_sample, generator)[0], per_sample)
-
-
-def choose(means: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A random choice of ``size`` means (n, *shape); each is used once before any is repeated."""
-    rounds = -(-size // len(means))
-    order = [torch.randperm(len(means), generator=generator) for _ in range(rounds)]
-    return means[torch.cat(order)[:size]]
+from fedshift.methods.feddebias.means import choose, draw, means_of, mixture
 
 
 @dataclass(frozen=True)
@@ -178,40 +144,3 @@ class PseudoData(Part):
             y_k = F.one_hot(y, client.classes).float().unflatten(0, (n, k))  # (B, K, C)
             held["x"], held["y"] = mixture(held["batch"], x_k, y_k)
         return batch
-
-
-NAME = PseudoData().name
-
-
-def pseudo_inputs(client: Client) -> Tensor:
-    """x_p of the current batch (B, *shape)."""
-    return client.scratch[NAME]["x"]
-
-
-def own_labels(client: Client) -> Tensor | None:
-    """y_p (B, C) where local samples are mixed in; None if every label is 1/C."""
-    return client.scratch[NAME].get("y")
-
-
-def pseudo_output(client: Client, batch: Batch) -> Output:
-    """The client's net on x_p, one forward pass however many parts use it.
-
-    BatchNorm normalises x_p by its running statistics and does not update them: means of inputs
-    vary little, and batch statistics of their own would scale them up until they look like data.
-    """
-    key = f"{NAME}/output"
-    if key not in batch.memo:
-        layers = [m for m in client.net.modules() if isinstance(m, _BatchNorm) and m.training]
-        for layer in layers:
-            layer.eval()
-        batch.memo[key] = client.net(pseudo_inputs(client))
-        for layer in layers:
-            layer.train()
-    out: Output = batch.memo[key]
-    return out
-
-
-def require_pseudo_data(part: Part, server: Server) -> None:
-    """Raise if no part of the method makes the pseudo-data that ``part`` uses."""
-    if not any(isinstance(p, PseudoData) for p in server.method.parts):
-        raise ConfigError(f"{part.name} works on pseudo-data, and no part makes it; add + {NAME}")

@@ -1,4 +1,4 @@
-"""What parts that adapt a net to a new site's unlabelled inputs have in common: TENT, T3A, SHOT."""
+"""What parts that adapt a net to a new site's unlabelled inputs share: TENT, T3A, SHOT, FDSE."""
 
 from __future__ import annotations
 

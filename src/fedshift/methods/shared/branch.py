@@ -1,4 +1,4 @@
-"""A second model of a client, beside the net: the entries that Ditto, APFL and Fed-CO2 train.
+"""What a client trains beside the net: a second model (Ditto, APFL, Fed-CO2), a discriminator.
 
 A branch is a tree in the client's state. While the client trains, its parameters are leaves of the
 graph, so that a player can move them; between visits they are plain tensors.

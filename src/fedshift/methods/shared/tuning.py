@@ -1,20 +1,37 @@
 """Training at a site outside a round: a copy of the model is fitted to the site's own samples.
 
-FedBABU tunes the model that it is about to score, FedDBE trains once before round 1. Nothing of it
-is sent, and the net is left as it was.
+FedBABU tunes the model that it is about to score, FedDBE trains once before round 1; FedALA and
+PartialFed learn how the received model and their own are mixed. Nothing of it is sent, and the net
+is left as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import math
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import nn
 
-from fedshift import Batch, Client, Log, Net, Output, Step, Tree, Turn, call, descend, shuffled_rows
+from fedshift import (
+    Batch,
+    Client,
+    Log,
+    Named,
+    Net,
+    Optimisation,
+    Output,
+    Step,
+    Tree,
+    Turn,
+    call,
+    descend,
+    shuffled_rows,
+)
 from fedshift.data.augment import PRESETS, apply
+from fedshift.methods.shared.branch import closed, leaves
 
 
 def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generator) -> Tree:
@@ -33,16 +50,33 @@ def tuned(client: Client, keys: Set[str], epochs: int, generator: torch.Generato
         def forward(batch: Batch) -> Output:
             return call(net, entries, batch.x)
 
-        def objective(step: Step) -> Tree:
-            return {"task": client.task.loss(step.out.logits, step.y)}
-
-        moved = [(k, v) for k, v in entries.items() if isinstance(v, nn.Parameter)]
         rate = client.scenario.optimisation(max(1, client.round))
-        turn = Turn("tuned", moved, forward, objective, rate)
-        log = Log()
-        descend(net, own_batches(client, epochs, generator), [turn], log)
-        log.means(f"tuning at client {client.id}, round {client.round}")
-    return {k: v.detach() for k, v in entries.items()}
+        turn = task_turn(client, "tuning", leaves(entries), forward, rate)
+        take_steps(client, turn, own_batches(client, epochs, generator))
+    return closed(entries)
+
+
+def task_turn(
+    client: Client,
+    name: str,
+    moved: Named,
+    forward: Callable[[Batch], Output],
+    chosen: Optimisation,
+) -> Turn:
+    """A player that moves ``moved`` by the task's loss, whatever ``forward`` makes of them."""
+
+    def objective(step: Step) -> Tree:
+        return {name: client.task.loss(step.out.logits, step.y)}
+
+    return Turn(name, [*moved], forward, objective, chosen)
+
+
+def take_steps(client: Client, turn: Turn, batches: Iterable[Batch]) -> float:
+    """Let the player take a step per batch; its mean loss, nan without any batch."""
+    log = Log()
+    descend(client.net, batches, [turn], log)
+    found = log.means(f"{turn.name} at client {client.id}, round {client.round}")
+    return found.get(turn.name, math.nan)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""VHL: a virtual labelled set that all clients align with (Tang et al., ICML 2022)."""

@@ -248,6 +248,17 @@ def test_protocols_are_not_mixed_unless_asked():
     assert refused.value.options == ("scenario.protocols=personal,global",)
 
 
+def test_what_is_about_classes_refuses_runs_of_numbers_and_of_other_classes():
+    number = made_run(two((1, 2)), objective="regression")
+    for kind in ("embedding", "gradcam", "reliability", "domain-gap", "biased-features"):
+        with pytest.raises(ConfigError, match="is about classes"):
+            analyse(kind, [number])
+    a, b = made_run(two((1, 2))), made_run(two((1, 2)), method="fedprox")
+    a.summary["classes"], b.summary["classes"] = ["x", "y"], ["x", "z"]
+    with pytest.raises(ConfigError, match="these runs have others"):
+        analyse("embedding", [a, b])
+
+
 def test_one_run_twice_and_no_run_are_refused():
     with pytest.raises(ConfigError, match="there twice with seed 0"):
         analyse("curves", [made_run(two((1, 2)))] * 2)
@@ -360,6 +371,7 @@ def test_biased_features_compare_a_site_with_the_global_model(fedavg):
     assert {row["unseen"] for row in found.table} == {"domains"}
     assert sum(row["true"] for row in found.table) == pytest.approx(1)
     assert sum(row["local"] for row in found.table) == pytest.approx(1)
+    assert sum(row["one_local"] for row in found.table) == pytest.approx(1)
     assert found.table[0]["shift"] > 0
     with pytest.raises(UnknownNameError, match="bright-0"):
         analyse("biased-features", [fedavg], site="brite-0")

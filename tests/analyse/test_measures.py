@@ -214,6 +214,7 @@ def test_a_classifier_that_knows_its_own_classes_only_is_told():
     found = LocalBias(
         "s", "classes", ("a", "b", "c"), np.array([5, 3, 0]), (z, z), (z, z),
         (labels, labels), (np.array([0, 0, 1, 0]), np.array([2, 2, 1, 0])),
+        (np.array([0.8, 0.2, 0.0]), np.array([0.1, 0.1, 0.8])),
     )  # fmt: skip
     told = found.numbers()
     assert (told["into_own"], told["into_own_global"]) == (1.0, 0.5)
@@ -221,6 +222,7 @@ def test_a_classifier_that_knows_its_own_classes_only_is_told():
     assert [r["true"] for r in rows] == [0.0, 0.25, 0.75]
     assert [r["local"] for r in rows] == [0.75, 0.25, 0.0]
     assert [r["global"] for r in rows] == [0.25, 0.25, 0.5]
+    assert [r["one_local"] for r in rows] == [0.8, 0.2, 0.0]
 
 
 def test_bars_join_the_largest_groups_that_are_not_told_apart():

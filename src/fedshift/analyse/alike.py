@@ -125,6 +125,16 @@ def _common(found: Sequence[Series], *, mixed: bool) -> list[Series]:
     ]
 
 
+def require_classes(found: Sequence[Series], what: str) -> None:
+    """Raise unless every run predicts one of the same classes."""
+    runs = [run for one in found for run in one.runs]
+    if any(run.config.scenario.objective != "classification" for run in runs):
+        raise ConfigError(f"{what} is about classes, and one of these runs predicts something else")
+    kinds = {tuple(run.summary["classes"]) for run in runs if "classes" in run.summary}
+    if len(kinds) > 1:
+        raise ConfigError(f"{what} is of the same classes for all, and these runs have others")
+
+
 def _in_all(protocol: str, runs: Sequence[RunResult]) -> bool:
     return all(protocol in run.summary["protocols"] for run in runs)
 

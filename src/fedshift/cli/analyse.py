@@ -9,6 +9,7 @@ import typer
 
 from fedshift.base.errors import ConfigError
 from fedshift.cli import options as opt
+from fedshift.cli.ledger import plain
 
 SHOWN = 40  # rows of a table on the screen
 
@@ -70,7 +71,7 @@ def analyse(
     if as_json:
         typer.echo(in_json(finding), nl=False)
         return
-    typer.echo(finding.sentence)
+    typer.echo(plain(finding.sentence))
     _print(finding)
     for path in written:
         typer.echo(f"written: {path}")
@@ -114,7 +115,6 @@ def _print(finding: Any) -> None:
     from rich.text import Text
 
     from fedshift.analyse.finding import columns, shown
-    from fedshift.cli.ledger import plain
 
     names = columns(finding.table)
     table = Table(box=None, pad_edge=False)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedshift.analyse.alike import caption, series_of
+from fedshift.analyse.alike import caption, require_classes, series_of
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.kinds.embedding import plane
 from fedshift.analyse.outputs import Array, federation_of, outputs, some, trained_model
@@ -41,13 +42,15 @@ def biased_features(
 
     ``shift`` is the mean distance |F_i(x) - F_g(x)| over X1, ``gap`` the distance of the means of
     X1 and X2; both are divided by the spread of the same model's features of X1. ``true``,
-    ``local`` and ``global`` are the shares of each class among X2: of the labels, and predicted.
+    ``local`` and ``global`` are the shares of each class among X2: of the labels, and predicted;
+    ``one_local`` and ``one_global`` are the probabilities that both give to X2's first sample.
     Needs the protocol personal-trained, which keeps the models that sites have trained.
 
     Options: site: whose model, by default the first; by: what the site has not seen, classes or
     domains, by default classes if it lacks any; samples: the largest number per domain.
     """
     found = series_of(results, mixed=mixed)
+    require_classes(found, "a biased classifier")
     table: Rows = []
     panels, numbers = {}, {}
     for one in found:
@@ -84,6 +87,7 @@ class LocalBias:
     glob: tuple[Array, Array]  # the same by the global model
     labels: tuple[Array, Array]
     predicted: tuple[Array, Array]  # classes of X2: by the site's model, by the global one
+    one: tuple[Array, Array]  # probabilities (K,) of the first sample of X2, by both
 
     def numbers(self) -> dict[str, float]:
         """Shift, gaps, and the share of X2 that is predicted as a class of the site."""
@@ -109,6 +113,8 @@ class LocalBias:
                 "true": float(columns[0][i]),
                 "local": float(columns[1][i]),
                 "global": float(columns[2][i]),
+                "one_local": float(self.one[0][i]),
+                "one_global": float(self.one[1][i]),
             }
             for i, name in enumerate(self.classes)
         ]
@@ -135,8 +141,6 @@ def _look(run: RunResult, site: str, by: str, samples: int) -> LocalBias:
     if name not in federation.sites:
         raise UnknownNameError.of("site of this run", name, federation.sites)
     labels = federation.sites[name].data.train.labels
-    if labels.is_floating_point():
-        raise ConfigError("biased outputs are of classes; these runs predict numbers")
     own = np.bincount(labels.numpy(), minlength=len(federation.classes))
     kind = ("classes" if (own == 0).any() else "domains") if by == "auto" else by
     pool, seen = _pool(federation, name, kind, own, samples)
@@ -154,7 +158,14 @@ def _look(run: RunResult, site: str, by: str, samples: int) -> LocalBias:
         (g[seen], g[~seen]),
         (y[seen].astype(int), y[~seen].astype(int)),
         (local[1].argmax(1).numpy()[~seen], glob[1].argmax(1).numpy()[~seen]),
+        (_first(local[1], ~seen), _first(glob[1], ~seen)),
     )
+
+
+def _first(logits: Tensor, chosen: Array) -> Array:
+    """Probabilities (K,) of the first chosen sample, from logits (N, K)."""
+    found: Array = logits[torch.from_numpy(chosen)][0].double().softmax(0).numpy()
+    return found
 
 
 def _same_round(run: RunResult) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.analyse.alike import Series, caption, series_of
+from fedshift.analyse.alike import Series, caption, require_classes, series_of
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.outputs import (
     Array,
@@ -49,6 +49,7 @@ def domain_gap(
     if on not in ("features", "inputs"):
         raise ConfigError(f"on is {on!r}; distances are on features or on inputs")
     found = series_of(results, mixed=mixed)
+    require_classes(found, "a domain gap")
     if len(found) > 1:
         names = ", ".join(one.label for one in found)
         raise ConfigError(f"a domain gap is of one method, and these are {names}; give one's runs")
@@ -88,7 +89,7 @@ def _crossed(one: Series) -> tuple[dict[tuple[str, str], float], list[str]]:
         try:
             models = own_models(run, list(federation.sites))
         except FedshiftError as error:
-            return {}, [f"no accuracy across domains: {error}"]
+            return {}, [" ".join((f"no accuracy across domains: {error}", *error.options))]
         for site, model in models.items():
             for name, held in test_samples(federation, run).items():
                 _, logits, y = outputs(model, held)

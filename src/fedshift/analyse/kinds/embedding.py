@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.analyse.alike import caption, series_of
+from fedshift.analyse.alike import caption, require_classes, series_of
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.outputs import Array, features_of
 from fedshift.analyse.pictures import draw
@@ -37,6 +37,7 @@ def embedding(
     if by not in METHODS:
         raise UnknownNameError.of("projection", by, METHODS)
     found = series_of(results, mixed=mixed)
+    require_classes(found, "an embedding")
     if any(len(one.runs) > 1 for one in found):
         found = [type(one)(one.label, one.runs[:1]) for one in found]
     table: Rows = []

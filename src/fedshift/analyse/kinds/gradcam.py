@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.analyse.alike import caption, series_of
+from fedshift.analyse.alike import caption, require_classes, series_of
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.outputs import (
     Array,
@@ -62,6 +62,7 @@ def gradcam(
     if target not in ("label", "predicted"):
         raise ConfigError(f"target is {target!r}; a map explains the label or the predicted class")
     found = series_of(results, mixed=mixed)
+    require_classes(found, "Grad-CAM")
     table: Rows = []
     grid: dict[str, list[Any]] = {}
     notes: list[str] = []

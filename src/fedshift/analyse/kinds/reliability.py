@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.analyse.alike import Series, caption, series_of, under_protocol
+from fedshift.analyse.alike import Series, caption, require_classes, series_of, under_protocol
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.pictures import draw
 from fedshift.analyse.registry import register_kind
@@ -31,6 +31,7 @@ def reliability(
     Options: bins: of equal width; domain: only that one's samples.
     """
     found, notes = under_protocol(series_of(results, mixed=mixed), protocol, mixed=mixed)
+    require_classes(found, "a reliability diagram")
     if bins < 1:
         raise ConfigError(f"bins is {bins}; it takes 1 or more")
     table: Rows = []
@@ -68,8 +69,6 @@ def confidences(one: Series, domain: str) -> tuple[Tensor, Tensor]:
                 + "; a simulated run in a directory keeps those of its reported round",
                 "out=DIR",
             )
-        if run.config.scenario.objective != "classification":
-            raise ConfigError("a reliability diagram is of classes; these runs predict numbers")
         if any(p.out.dim() < 2 for p in own):
             raise ConfigError(
                 f"{run.config.name} has so many test samples that it keeps the predicted classes "

@@ -131,7 +131,11 @@ def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> 
     mean = [fmean(k[r] for k in known) for r in rounds]
     own = look(index)
     colour = own.colour
-    marks = {"marker": own.marker, "markersize": 4, "markevery": max(1, len(rounds) // 12)}
+    marks: dict[str, Any] = {
+        "marker": own.marker,
+        "markersize": 4,
+        "markevery": max(1, len(rounds) // 12),
+    }
     axes.plot(
         rounds, mean, color=colour, linestyle=own.dash, linewidth=1.8, label=runs[0].label, **marks
     )

@@ -73,7 +73,7 @@ class Drawing(Figure):
     """A figure that shows itself in a notebook, whether or not pyplot was imported there."""
 
     def _repr_png_(self) -> bytes:
-        return _rendered(self, "png")
+        return png(self)
 
 
 def _blank(width: float, height: float) -> tuple[Figure, Axes]:
@@ -260,6 +260,11 @@ def save(figure: Figure, path: Path) -> Path:
         raise ConfigError(f"{path} ends in {path.suffix!r}; a figure is one of {known}")
     write_bytes(path, _rendered(figure, kind))
     return path
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as an image for a page; equal numbers give equal bytes."""
+    return _rendered(figure, "png")
 
 
 def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: str) -> bytes:

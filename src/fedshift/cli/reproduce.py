@@ -125,7 +125,7 @@ def _tell(title: str, lines: list[ForecastLine], told: list[str], *, alone: bool
     """Print one recipe: a table of its runs if it is the only one, and what cannot be made."""
     from rich.console import Console
 
-    from fedshift.experiment.listener import duration
+    from fedshift.base.times import duration
     from fedshift.report.fitted import FittedTable
 
     can = [line for line in lines if not line.missing]

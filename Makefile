@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test contract test-all test-deploy chaos fuzz release check docs bench tables clean
+.PHONY: demo test contract test-all coverage test-deploy chaos fuzz release check docs bench tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedshift demo
@@ -15,11 +15,15 @@ test: $(VENV)/.dev
 
 # Every clause of the contract for every method, in every transport: about ten minutes.
 contract: $(VENV)/.dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test tests/contract --no-cov
+	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test tests/contract
 
 # As test, with every further case.
 test-all: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" FEDSHIFT_TEST_ALL=1 scripts/test
+
+# As test; fails below 95 %, branches counted.
+coverage: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test --cov --cov-report=term --cov-fail-under=95
 
 # kill -9 of a site and of the server in the midst of a run, on loopback with TLS: some minutes.
 test-deploy: $(VENV)/.dev

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift.base.errors import FedshiftError
+from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.base.process import tune_process
 from fedshift.claims.store import Results, row_of
 from fedshift.core.registry import METHODS
@@ -107,8 +107,22 @@ def make(told: argparse.Namespace) -> None:
                 waiting = list(jobs(board, told.methods, seed, store))
                 while waiting and time.monotonic() < ends:
                     batch, waiting = waiting[: told.workers], waiting[told.workers :]
-                    for job, outcome in played(batch, progress.watch, told.workers):
-                        keep(store, job, outcome)
+                    play(board, batch, progress, store)
+
+
+def play(board: Board, batch: list[Job], progress: ProgressBoard, store: Results) -> None:
+    """Make some runs at a time; what its data or its protection refuse is noted, one by one."""
+    try:
+        for job, outcome in played(batch, progress.watch, len(batch)):
+            keep(store, job, outcome)
+    except ConfigError as error:
+        if len(batch) == 1:
+            why = {"run": refusal(board.scenario, batch[0].config.label), "why": str(error)}
+            store.add(why)
+            return
+        for job in batch:
+            if job.config.name not in store.rows:
+                play(board, [job], progress, store)
 
 
 def keep(store: Results, job: Job, outcome: Any) -> None:

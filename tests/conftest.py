@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(config, items):
     """Leave out further cases of what others show, unless FEDSHIFT_TEST_ALL asks for all.
 
     Tests that play whole runs of what others have shown in detail are not counted in coverage:
-    counting takes half as long again as running. pytest-cov fails on that mark if it counts nothing.
+    counting takes half as long again as running. pytest-cov fails on that mark where it counts
+    nothing.
     """
     counted = bool(config.getoption("cov_source", None)) and not config.getoption("no_cov", False)
     for item in items:

@@ -22,9 +22,12 @@ import click
 import numpy as np
 import pytest
 import typer
+from matplotlib.figure import Figure
 from PIL import Image
 
 import fedshift as api
+from fedshift.analyse import Finding
+from fedshift.analyse import options_of as options_of_kind
 from fedshift.base.errors import DataError, FedshiftError
 from fedshift.cli import main
 from fedshift.cli.commands import app
@@ -220,6 +223,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     claim = 'name = "mine/bn"\npaper = "mine"\nsays = "better"\nprotocol = "global"\n'
     claim += 'method = "fedbn"\ncontrol = "fedavg"\nscenario = "digits"\n'
     (here / "mine.toml").write_text(f"[[claim]]\n{claim}")
+    recipe = (ROOT / "docs" / "reproduction.md").read_text()
+    (here / "my.toml").write_text(re.findall(r"```toml\n(.*?)```", recipe, re.DOTALL)[0])
     guide = (ROOT / "docs" / "extending.md").read_text()
     (here / "head_decay.py").write_text(re.findall(r"```python[^\n]*\n(.*?)```", guide, re.S)[0])
     (here / "examples").symlink_to(ROOT / "examples")
@@ -262,6 +267,13 @@ def _federated(scenario: Scenario, seed: int) -> Federation:
         return Federation(dict.fromkeys(scenario.domains), {}, None, (), ())
 
 
+def _analysed(kind: str, results: list, **given: object) -> Finding:
+    """What an analysis says once its kind and its options are known."""
+    assert results
+    assert given.keys() <= options_of_kind(kind).keys(), f"{kind} has no such option: {given}"
+    return Finding([{"method": "fedavg"}], Figure(), "So it is.")
+
+
 class Typed:
     """Types commands in the folder; training stops where it would begin."""
 
@@ -288,6 +300,7 @@ class Typed:
         monkeypatch.setattr("fedshift.cli.commands.announce", lambda *_, **__: None)
         monkeypatch.setattr("fedshift.testing.check_contract", lambda m: [build_method(m)] * 0)
         monkeypatch.setattr("fedshift.report.html.write", lambda *_: "report.html")
+        monkeypatch.setattr("fedshift.analyse.registry.analyse", _analysed)
 
     def _execute(self, config, method, path, options=None):
         sites = len(_federated(config.scenario, config.seed).sites)

@@ -78,6 +78,10 @@ from .experiment.models import load_model as load_model
 from .experiment.run import run as run
 from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario
+from .experiment.sweep import sweep as sweep
 from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult
+from .report.sweeps import Sweep as Sweep
+from .serve.export import Exported as Exported
+from .serve.export import export as export

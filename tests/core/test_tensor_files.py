@@ -11,9 +11,10 @@ import threading
 import pytest
 import torch
 
-from fedshift.base import files, tree
+from fedshift.base import files, locks, tree
 from fedshift.base.errors import RunError
-from fedshift.base.files import only_writer, write_bytes
+from fedshift.base.files import write_bytes
+from fedshift.base.locks import only_writer
 from fedshift.base.tensor_files import read_tensors, write_tensors
 
 ENTRIES = {"w": torch.arange(6.0).view(2, 3), "état": torch.tensor(3), "empty": torch.empty(0, 2)}
@@ -132,7 +133,7 @@ def test_a_link_to_a_locked_folder_is_locked_too(tmp_path):
 
 def test_a_lock_file_that_its_owner_deletes_is_not_taken_for_the_lock(tmp_path, monkeypatch):
     """We open the file, its owner ends and deletes it, a third process makes a new one."""
-    lock, flock = tmp_path / ".run.lock", files.fcntl.flock
+    lock, flock = tmp_path / ".run.lock", locks.fcntl.flock
     calls = []
 
     def slow(file, mode):
@@ -141,7 +142,7 @@ def test_a_lock_file_that_its_owner_deletes_is_not_taken_for_the_lock(tmp_path, 
             lock.unlink()  # by the owner, between our open and our lock
         flock(file, mode)
 
-    monkeypatch.setattr(files.fcntl, "flock", slow)
+    monkeypatch.setattr(locks.fcntl, "flock", slow)
     with only_writer(tmp_path / "run"):
         with (
             pytest.raises(RunError, match="another process is writing"),

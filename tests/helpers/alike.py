@@ -2,13 +2,13 @@
 
 The engine does not know methods, only what they override: hooks of parts and channels, the rule,
 the weighting, the server's optimiser. So a clause of the contract that is about the engine is
-played by as few methods as have, between them, every pair of these that any registered method has.
-All methods play every clause with FEDSHIFT_TEST_ALL=1.
+played by as few methods as have, between them, each of these, and a test of one hook by as few as
+have every pair of them. All methods play every clause with FEDSHIFT_TEST_ALL=1.
 """
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
+from itertools import combinations
 
 import pytest
 
@@ -40,28 +40,35 @@ def features(method):
     return found | ({"pools sites"} if method.pools_sites else set())
 
 
-def representatives(every):
-    """Fewest names (found greedily) that have all pairs of features that any of ``every`` has."""
-    pairs = {name: {*combinations_with_replacement(sorted(f), 2)} for name, f in every.items()}
-    left = set().union(*pairs.values())
+def representatives(every, together=1):
+    """Fewest names (found greedily) that have all features that any of ``every`` has.
+
+    With ``together`` = 2 also all pairs of them.
+    """
+    sets = {
+        name: {c for size in range(1, together + 1) for c in combinations(sorted(found), size)}
+        for name, found in every.items()
+    }
+    left = set().union(*sets.values())
     chosen = set()
     while left:
-        best = max(sorted(pairs), key=lambda name: len(pairs[name] & left))
+        best = max(sorted(sets), key=lambda name: len(sets[name] & left))
         chosen.add(best)
-        left -= pairs[best]
+        left -= sets[best]
     return chosen
 
 
-def with_representatives():
+def with_representatives(together=1):
     """Every registered method with its entry, and whether it is one that stands for others."""
     entries = METHODS.entries()
-    chosen = representatives({name: features(entry.build()) for name, entry in entries.items()})
+    every = {name: features(entry.build()) for name, entry in entries.items()}
+    chosen = representatives(every, together)
     for name, entry in entries.items():
         yield name, entry, name in chosen
 
 
 def one_of_each_kind(wanted=lambda method: True):
     """The registered methods as parameters of a test; those for which others stand are further."""
-    for name, entry, stands in with_representatives():
+    for name, entry, stands in with_representatives(together=2):
         if wanted(entry.build()):
             yield pytest.param(name, id=name, marks=() if stands else pytest.mark.exhaustive)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import math
 import re
@@ -12,59 +14,19 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from made_runs import MADE, made, made_run
 from rich.console import Console
 from scipy import stats
 
 import fedshift
 from fedshift.base.errors import ConfigError, FedshiftError
-from fedshift.core.config import configure
-from fedshift.evaluate.metrics import Metrics
 from fedshift.experiment.run import run
 from fedshift.report import figures, formats, html, intervals, screen, tables
 from fedshift.report.fitted import FittedTable
 from fedshift.report.results import Cell, Comparison, Failure, RunResult
-from fedshift.runs.summary import summarise
 from fedshift.testing import tiny_scenario
 
 DASH = "\N{EN DASH}"
-# test accuracies of (dark, bright) after rounds 1, 2 and 3, by method and seed
-MADE = {
-    "fedavg": {0: [(50, 60), (70, 80), (80, 90)], 1: [(52, 60), (71, 84), (60, 70)]},
-    "fedprox": {0: [(40, 60), (60, 70), (90, 99)], 1: [(42, 58), (64, 72), (70, 70)]},
-}
-# validation accuracies choose round 2 everywhere; the test oracle is elsewhere
-VALIDATION = [10, 90, 50]
-
-
-def metrics(dark: float, bright: float) -> dict:
-    both = [dark, bright]
-    return Metrics(
-        avg=statistics.fmean(both),
-        std=statistics.stdev(both),
-        all=(3 * dark + bright) / 4,
-        worst=min(both),
-        loss=1.0,
-        domains={"bright": bright, "dark": dark},
-        clients={},
-    ).to_json()
-
-
-def made_run(method="fedavg", seed=0, test=None, *, label=None, shares=None, **changes):
-    config, _ = configure(
-        method, tiny_scenario(**{"protocols": ("personal",), **changes}), seed=seed
-    )
-    config = config.model_copy(update={"method": label or method})
-    history = [
-        {"round": i, "scores": {"personal": {"val": metrics(v, v), "test": metrics(*pair)}}}
-        for i, (v, pair) in enumerate(zip(VALIDATION, test or MADE[method][seed], strict=True), 1)
-    ]
-    traffic = {"train": {"up": 6000, "down": 3_000_000}, "total": {"up": 9000, "down": 4_000_000}}
-    facts = {"clients": 4, "parameters": 10, "shares": shares or {}, "bytes": traffic, "seconds": 1}
-    return RunResult(config, history, summarise(config, history, **facts), None)
-
-
-def made(**changes):
-    return Comparison([made_run(m, s, **changes) for m in MADE for s in (0, 1)])
 
 
 @pytest.fixture(scope="module")
@@ -501,10 +463,11 @@ def test_the_page_is_whole_and_needs_nothing_else(trained, tmp_path):
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
-    assert not re.search(r"https?://|//[a-z]|@import|<script|<link", text)
-    assert text.count("<svg") == 2 * 4  # curves and dots for each protocol
-    assert re.findall(r"url\(#([^)]+)\)", text)
-    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    markup = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"https?://|//[a-z]|@import|<script|<link|<svg|\son\w+=", markup)
+    assert len(re.findall(r"<script>", text)) == 4  # two libraries, our charts, the page's own
+    kinds = ("curves", "dots", "confusion")
+    assert all(markup.count(f'data-chart="{kind}-') == 4 for kind in kinds)  # per protocol
 
 
 def test_the_page_has_numbers_confounders_versions_and_where_the_runs_are(trained):
@@ -560,28 +523,31 @@ def test_a_protocols_name_cannot_leave_its_attribute():
     text = html.page(Comparison([RunResult(odd.config, rows, summary, None)]), html.Path())
     page = Reader(text)
     assert page.open == []
-    assert "<script" not in text
+    assert "<script>alert" not in text
+    assert text.count("<script") == 5  # the data, two libraries, our charts, the page's own
     assert "<svg onload" not in text
     assert all(re.fullmatch(r"[\w.-]+", found) for found in page.ids)
 
 
-def test_the_page_forbids_scripts_and_loading():
-    """Even if something slipped through: the browser may run nothing and fetch nothing."""
-    head = html.page(made(), html.Path()).partition("<style>")[0]
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', head)
+def test_the_page_forbids_scripts_of_others_and_loading():
+    """Even if something slipped through: the browser runs our scripts alone and fetches nothing."""
+    text = html.page(made(), html.Path())
+    policy = re.search(
+        r'http-equiv="Content-Security-Policy" content="([^"]*)"', text.partition("<style>")[0]
+    )
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
-    assert rules["default-src"] == "'none'"
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
     assert rules["style-src"] == "'unsafe-inline'"  # one style sheet in the page, styles in svg
-    assert "script-src" not in rules  # falls back to 'none'
+    own = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in own]
+    assert rules["script-src"].split() == [f"'sha256-{h}'" for h in hashes]
     assert rules["base-uri"] == rules["form-action"] == "'none'"
 
 
-def test_the_page_without_matplotlib_says_how_to_get_figures(monkeypatch):
+def test_the_page_has_its_charts_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = html.page(made(), html.Path())
-    assert "<svg" not in text
-    assert 'pip install "fedshift[report]"' in text
+    assert 'data-chart="curves-0"' in html.page(made(), html.Path())
 
 
 def test_a_page_of_no_runs_is_refused(tmp_path):

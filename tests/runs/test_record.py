@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedshift.base.errors import RunError
-from fedshift.base.files import only_writer
+from fedshift.base.locks import only_writer
 from fedshift.base.tensor_files import read_tensors
 from fedshift.core.config import configure
 from fedshift.core.state import DiskStore, MemoryStore

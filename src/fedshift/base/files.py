@@ -1,4 +1,4 @@
-"""Files on disk: atomic writes, one writer per folder, and errors that name the file.
+"""Files on disk: atomic writes, and errors that name the file.
 
 Run directories, datasets, deployments and reports write through here, so that a process killed at
 any moment leaves either the old file or the new one. No function may leave a partly written file
@@ -15,16 +15,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import platformdirs
 
 from fedshift.base.errors import RunError
 from fedshift.base.logs import printable
-
-if sys.platform != "win32":
-    import fcntl
-
 
 PART = ".part"  # of a file that is being written
 
@@ -47,58 +43,6 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise RunError(
             f"cannot use {path}: {reason}; free space or choose another folder", "out=DIR"
         ) from error
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder for the block, so that no second process writes to it.
-
-    The lock is an ``flock`` on a hidden file beside the folder itself, whatever links lead to it.
-    The kernel releases it when the process ends for whatever reason, so a crash leaves no stale
-    lock. Windows has no ``flock``; there, nothing is locked.
-    """
-    real = Path(os.path.realpath(folder))
-    lock = real.with_name(f".{real.name}.lock")
-    with readable_errors(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = _locked(lock)
-    if file is None:
-        raise RunError(
-            f"another process is writing {folder}; wait for it, or choose another folder",
-            "out=DIR",
-        )
-    with file:
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-def _locked(lock: Path) -> IO[str] | None:
-    """The lock file, open and locked; None if another process has it.
-
-    Whoever ends deletes the file, so a file that we opened before and locked after that is no
-    longer the one that the next process will open. Then we start again with the new one.
-    """
-    while True:
-        file = lock.open("w")
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if sys.platform == "win32" or _is_open_as(file, lock):
-                return file
-            file.close()
-        except BlockingIOError:
-            file.close()
-            return None
-
-
-def _is_open_as(file: IO[str], path: Path) -> bool:
-    """Whether ``path`` still names the open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def write_bytes(path: Path, blob: bytes, *, durable: bool = False) -> None:

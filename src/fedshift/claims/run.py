@@ -22,7 +22,7 @@ from fedshift.claims.claim import Claim
 from fedshift.claims.store import Results, row_of
 from fedshift.core.config import named_options
 from fedshift.core.registry import SCENARIOS
-from fedshift.core.scenario import Scenario
+from fedshift.core.scenario import Budget, Scenario
 from fedshift.experiment.budget import matched_rounds
 from fedshift.experiment.compare import Job, plan, played
 from fedshift.experiment.progress import Watch
@@ -103,21 +103,55 @@ def plan_claims(claims: Sequence[Claim], results: Results, out: Path) -> Missing
 
 def _side(claim: Claim, side: Side, out: Path) -> list[Job]:
     """The runs of one side of a claim, one per seed."""
-    method, scenario = getattr(claim, side), scenario_of(claim, side)
-    matched = matched_rounds([claim.method, claim.control], scenario.change(equal=claim.equal))
-    return plan([method], [scenario.change(rounds=matched[method])], range(claim.seeds), out)
+    sides, scenario = (claim.method, claim.control), scenario_of(claim, side)
+    jobs = matched_jobs([getattr(claim, side)], sides, scenario, claim.equal, claim.seeds, out)
+    return list(jobs.values())
+
+
+def matched_jobs(
+    methods: Sequence[str],
+    among: Sequence[str],
+    scenario: Scenario,
+    equal: Budget,
+    seeds: int,
+    out: Path,
+) -> dict[tuple[str, int], Job]:
+    """Runs of methods that have the same of a budget ``among`` others, by method and seed.
+
+    Claims and recipes plan theirs here, so that equal runs have one name and are made once.
+    """
+    rounds = matched_rounds(list(dict.fromkeys(among)), scenario.change(equal=equal))
+    jobs: dict[tuple[str, int], Job] = {}
+    for count in dict.fromkeys(rounds[method] for method in methods):
+        own = [method for method in methods if rounds[method] == count]
+        found = plan(own, [scenario.change(rounds=count)], range(seeds), out)
+        made = {(job.config.method.replace(" ", ""), job.config.seed): job for job in found}
+        jobs |= {(m, s): made[m.replace(" ", ""), s] for m in own for s in range(seeds)}
+    return jobs
 
 
 def run_claims(
     todo: Missing, results: Results, watch: Watch, *, workers: int | None = None, hours: float = 0.0
 ) -> Iterator[RunResult | Failure]:
-    """Make the runs and append each to the results as it finishes.
+    """Make the runs that are left for claims; see :func:`make_runs`."""
+    return make_runs(todo.jobs, results, watch, workers=workers, hours=hours)
+
+
+def make_runs(
+    jobs: Sequence[Job],
+    results: Results,
+    watch: Watch,
+    *,
+    workers: int | None = None,
+    hours: float = 0.0,
+) -> Iterator[RunResult | Failure]:
+    """Make runs and append each to the results as it finishes; recipes call it, too.
 
     With ``hours``, no run is started after that time; those under way are finished.
     """
     ends = time.monotonic() + 3600 * hours if hours else float("inf")
     count = workers or cores()
-    waiting = list(todo.jobs)
+    waiting = list(jobs)
     while waiting and time.monotonic() < ends:
         batch, waiting = (waiting[:count], waiting[count:]) if hours else (waiting, [])
         for _, outcome in played(batch, watch, count):

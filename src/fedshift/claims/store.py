@@ -1,7 +1,7 @@
-"""Finished runs of claims in one small file, so that a computation can go on elsewhere and later.
+"""Finished runs of claims and recipes in one file, to go on from elsewhere and later.
 
 A line of JSON per run: what it was (its name contains a hash of method, scenario, seed and data),
-its numbers under every rule, and its curve; and a line per claim with the names of its runs.
+its numbers under every rule, and its curve; and a line per claim or recipe that names its runs.
 ``claims.run`` appends to it and skips what is there; ``claims.table`` reads it. Lines are only ever
 added, later ones of a claim count; a line that was cut short is ignored.
 """
@@ -96,7 +96,7 @@ class Results:
         self.rows[row["run"]] = row
 
     def keep_plan(self, claim: str, digest: str, sides: dict[str, dict[int, str]]) -> None:
-        """Append which runs belong to a claim, unless the file says so already."""
+        """Append which runs belong to a claim or recipe, unless the file says so already."""
         named = {
             side: {str(seed): run for seed, run in runs.items()} for side, runs in sides.items()
         }
@@ -115,12 +115,19 @@ def value(row: Row, claim: Claim, protocol: str) -> float:
     """The number that a claim speaks of, under a protocol; an error if the run has none."""
     if claim.exact:
         return float(row[claim.metric])
-    found = row["scores"].get(protocol, {}).get(claim.rule, {})
-    further = found.get("domains", {}) | row.get("analyses", {})
-    number = found.get(claim.metric, further.get(claim.metric))
+    number = score_of(row, claim.metric, claim.rule, protocol)
     if number is None:
+        found = row["scores"].get(protocol, {}).get(claim.rule, {})
         raise RunError(
             f"claim {claim.name!r} speaks of {claim.metric!r} under {protocol}, which "
             f"{row['method']} has not; it has {', '.join(found) or 'no model for it'}"
         )
-    return float(number)
+    return number
+
+
+def score_of(row: Row, metric: str, rule: str, protocol: str) -> float | None:
+    """A kept number of a run: of its scores, a domain's, or an analysis's; None if it has none."""
+    found = row["scores"].get(protocol, {}).get(rule, {})
+    further = found.get("domains", {}) | row.get("analyses", {})
+    number = found.get(metric, further.get(metric))
+    return None if number is None else float(number)

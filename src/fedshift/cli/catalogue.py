@@ -40,7 +40,13 @@ ORDER = (  # headings of methods; others come after them
 )
 WIDTH = 80  # of lines that go into a pipe
 COLUMN = 10  # for names; a longer one moves its own line only
-GROUPS = ("fedshift.methods", "fedshift.backbones", "fedshift.scenarios", "fedshift.data")
+GROUPS = (
+    "fedshift.methods",
+    "fedshift.backbones",
+    "fedshift.scenarios",
+    "fedshift.data",
+    "fedshift.run_analyses",
+)
 
 
 def catalogue(kind: str) -> list[Row]:
@@ -99,6 +105,7 @@ def list_all(kind: str) -> list[Row]:
         "scenarios": _scenarios,
         "backbones": lambda: [_plain(e) for e in BACKBONES.entries().values()],
         "datasets": lambda: [_plain(DATASETS.get(name)) for name in datasets()],
+        "analyses": _analyses,
     }
     return makers[kind]()
 
@@ -196,6 +203,18 @@ def _methods() -> list[Row]:
                 "group": entry.group,
                 "switches": settings | _switches(entry),
             }
+        )
+    return rows
+
+
+def _analyses() -> list[Row]:
+    from fedshift.analyse import ANALYSES, options_of
+
+    rows = []
+    for entry in ANALYSES.entries().values():
+        options = {k: p.default for k, p in options_of(entry.name).items()}
+        rows.append(
+            {"name": entry.name, "what": entry.summary, "paper": entry.paper, "switches": options}
         )
     return rows
 

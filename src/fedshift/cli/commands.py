@@ -14,14 +14,21 @@ import typer
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
+from fedshift.cli.analyse import analyse
+from fedshift.cli.card import card
 from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.export import export
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
-from fedshift.cli.published import announce, publish, split_methods
+from fedshift.cli.published import announce, print_commands, publish, split_methods
+from fedshift.cli.report import report
+from fedshift.cli.reproduce import reproduce
 from fedshift.cli.show import show
+from fedshift.cli.sweep import sweep
+from fedshift.cli.watch import watch
 
 app = typer.Typer(
     name="fedshift",
@@ -44,9 +51,16 @@ app.add_typer(site_app, name="site")
 app.add_typer(claims_app, name="claims")
 
 
+app.command()(analyse)
+app.command()(card)
+app.command()(export)
 app.command()(ledger)
 app.command()(predict)
+app.command()(reproduce)
+app.command()(report)
 app.command()(show)
+app.command()(sweep)
+app.command()(watch)
 
 
 @app.callback(invoke_without_command=True)
@@ -116,6 +130,12 @@ def run(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue", help="Begin the run, or continue it if it was begun: for schedulers."
+        ),
+    ] = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -163,7 +183,8 @@ def run(
     if not quiet and not path.exists() and worth_a_warm_up(config):
         announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
-        options = Options(resume, transport, board.watch(config), count, policy, compute)
+        again = resume or requeue
+        options = Options(again, transport, board.watch(config), count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
@@ -206,6 +227,9 @@ def compare(
             show_default="rounds",
         ),
     ] = None,
+    executor: opt.Executor = "local",
+    executor_set: opt.ExecutorSet = None,
+    print_jobs: opt.PrintJobs = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -213,7 +237,7 @@ def compare(
     """Train methods x scenarios x seeds, skip what is done, print the table, write the report."""
     from fedshift.base.process import tune_process
     from fedshift.experiment.compare import compare as compare_runs
-    from fedshift.experiment.compare import estimates
+    from fedshift.experiment.compare import estimates, plan
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.experiment.scenario import require_clear, scenario_from, split_settings
 
@@ -237,6 +261,9 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    if print_jobs:
+        print_commands(plan(methods, scenarios, chosen, out))
+        return
     if dry_run:
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
@@ -253,6 +280,8 @@ def compare(
             watch=board.watch,
             references=references,
             against=against,
+            executor=executor,
+            executor_options=opt.executor_options(executor_set),
         )
     publish(found, out, as_json=as_json, quiet=quiet)
 
@@ -279,7 +308,7 @@ def demo(
 @app.command(name="list")
 def list_(
     kind: Annotated[
-        Literal["methods", "parts", "scenarios", "backbones", "datasets"],
+        Literal["methods", "parts", "scenarios", "backbones", "datasets", "analyses"],
         typer.Argument(help="What to list."),
     ] = "methods",
     verbose: Annotated[
@@ -287,7 +316,7 @@ def list_(
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """List methods by group, or parts, scenarios, backbones, datasets: one line each."""
+    """List methods by group, or parts, scenarios, backbones, datasets, analyses: one line each."""
     from fedshift.cli.catalogue import catalogue, print_catalogue, print_methods
 
     rows = catalogue(kind)
@@ -321,32 +350,6 @@ def partition(
     if plot is not None:
         figures = optional.figures()
         typer.echo(f"written: {figures.save(figures.partition(shown), plot)}")
-
-
-@app.command()
-def report(
-    path: Annotated[Path, typer.Argument(help="A folder of run directories.")],
-    form: Annotated[
-        Literal["html", "markdown", "latex", "csv"], typer.Option("--format", help="What to make.")
-    ] = "html",
-    out: Annotated[Path | None, typer.Option(help="File to write; html has a default.")] = None,
-    against: opt.Against = None,
-) -> None:
-    """Make the page, or the table in Markdown, LaTeX or CSV, of all finished runs in a folder."""
-    from fedshift.report import formats, html
-    from fedshift.report.load import load_comparison
-
-    found = load_comparison(opt.folder(path))
-    if form == "html":
-        typer.echo(f"report: {html.write(found, out or path / 'report.html', against)}")
-        return
-    made = {"latex": formats.latex, "csv": formats.csv, "markdown": formats.markdown}
-    text = made[form](found, against)
-    if out is None:
-        typer.echo(text)
-    else:
-        formats.write(text, out)
-        typer.echo(f"written: {out}")
 
 
 @app.command()

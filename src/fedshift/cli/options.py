@@ -77,6 +77,27 @@ DryRun = Annotated[
         "--dry-run", help="Time a warm-up round, say what it all would take, and write nothing."
     ),
 ]
+Executor = Annotated[
+    str,
+    typer.Option(
+        help="Where runs are played: local, ray, or slurm (through submitit).",
+    ),
+]
+ExecutorSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--executor-set",
+        metavar="KEY=VALUE",
+        help="Of the executor: address (ray), slurm_partition, timeout_min, ...; repeatable.",
+    ),
+]
+PrintJobs = Annotated[
+    bool,
+    typer.Option(
+        "--print-jobs",
+        help="Play nothing; print one command per run that is left, for any scheduler.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 
@@ -118,6 +139,14 @@ def processes(count: int | None) -> int:
     from fedshift.base.process import cores
 
     return count or cores()
+
+
+def executor_options(items: list[str] | None) -> dict[str, Any]:
+    """``--executor-set``: numbers as numbers, everything else as text."""
+    from fedshift.base.settings import parse_settings
+
+    given = parse_settings(items or [])
+    return {key: int(v) if v.lstrip("-").isdigit() else v for key, v in given.items()}
 
 
 def folder(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,15 @@ def publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
+def print_commands(jobs: Any) -> None:
+    """One command per run that is left; ``jobs`` are those of a plan."""
+    from fedshift.experiment.job_files import job_files
+
+    for file, path in job_files(jobs):
+        words = ["fedshift", "run", str(file), "--out", str(path)]
+        typer.echo(shlex.join([*words, "--requeue", "--workers", "1", "--quiet"]))
+
+
 def announce(
     found: list[tuple[Any, int]], processes: int, *, as_json: bool = False, dry: bool = True
 ) -> None:
@@ -61,7 +71,7 @@ def announce(
         return
     from rich.console import Console
 
-    from fedshift.experiment.listener import duration
+    from fedshift.base.times import duration
     from fedshift.report.fitted import FittedTable
     from fedshift.report.tables import size
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from fedshift.base.errors import ConfigError, DataError, FedshiftError, RunError
-from fedshift.base.files import only_writer, write_json
+from fedshift.base.files import write_json
+from fedshift.base.locks import only_writer
 from fedshift.base.process import one_thread
 from fedshift.core.message import Broadcast, Lost, Update
 from fedshift.core.scenario import Scenario

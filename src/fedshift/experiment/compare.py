@@ -7,31 +7,25 @@ change a number.
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from fedshift.base.errors import ConfigError, DivergedError, RunError, UnknownNameError
+from fedshift.base.errors import ConfigError, DivergedError, UnknownNameError
 from fedshift.base.process import cores, tune_process
 from fedshift.core.config import RunConfig
-from fedshift.core.message import Lost, Update
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
-from fedshift.engine.spawn import end_if_repeated, needs_script, why_ended, without_script
 from fedshift.experiment.budget import matched_rounds
+from fedshift.experiment.clusters import cluster
 from fedshift.experiment.estimate import estimate, worth_a_warm_up
+from fedshift.experiment.executors import Here, require_executor, scheduled
 from fedshift.experiment.expectation import Estimate
 from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
@@ -41,8 +35,8 @@ from fedshift.experiment.references import references as reference_rows
 from fedshift.experiment.run import execute
 from fedshift.experiment.scenario import find_scenario
 from fedshift.experiment.session import Options
+from fedshift.experiment.side_by_side import Processes, QueueListener
 from fedshift.report.results import Comparison, Failure, RunResult
-from fedshift.runs.record import Row
 
 T = TypeVar("T")
 
@@ -72,6 +66,8 @@ def compare(  # noqa: PLR0913  every choice by keyword
     references: bool = False,
     against: str | None = None,
     quiet: bool = False,
+    executor: str = "local",
+    executor_options: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Comparison:
     """Train every method in every scenario with every seed, and put the results side by side.
@@ -91,19 +87,24 @@ def compare(  # noqa: PLR0913  every choice by keyword
             gradient boosting on pooled data.
         against: a method, as tables call it; they then have every other one's difference to it.
         quiet: show no progress.
+        executor: where the runs are played: ``local``, ``ray`` or ``slurm``; the last two need
+            ``out`` in a folder that all machines see.
+        executor_options: what the executor takes, such as ``{"slurm_partition": "cpu"}``.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     if isinstance(seeds, int):
         raise ConfigError(f"seeds is {seeds}; it takes a list such as [0, 1, 2], or range({seeds})")
+    require_executor(executor, out)
     chosen = [find_scenario(scenario, **changes) for scenario in listed(scenarios)]
     wanted = with_local(listed(methods)) if references else listed(methods)
     jobs = plan(wanted, chosen, seeds, out)
     require_reference(against, jobs, references=references)
-    count = workers or cores()
+    count = workers or (cores() if executor == "local" else len(jobs))
     found: dict[str, RunResult | Failure] = {}
     beside: list[RunResult] = []
     with watching(quiet=quiet or watch is not None) as default:
-        for job, outcome in played(jobs, watch or default, count):
+        playing = played(jobs, watch or default, count, executor=executor, options=executor_options)
+        for job, outcome in playing:
             found[job.config.name] = outcome
         for scenario, seed in product(chosen, seeds) if references else ():
             kept = Path(out) if out is not None else None
@@ -164,8 +165,13 @@ def plan(
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> list[Job]:
-    """List all runs and check each before the first one starts; equal runs appear once."""
+    """List all runs and check each before the first one starts; equal runs appear once.
+
+    A run that is finished in ``out`` under another name, such as ``fedprox`` where
+    ``fedprox[mu=1]`` is wanted and 1 is the default, is the same run and is read there.
+    """
     jobs: dict[str, Job] = {}
+    known = finished_in(Path(out)) if out is not None else {}
     for scenario in scenarios:
         clients = len(federate(scenario, seeds[0]).sites)
         rounds = matched_rounds(methods, scenario)
@@ -175,147 +181,67 @@ def plan(
                 config, whole = configure_run(method, own, seed=seed)
                 check_needs(whole, own, clients)
                 path = Path(out) / config.name if out is not None else None
+                if path is not None and not path.exists():
+                    path = known.get(config.fingerprint, path)
                 jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())
 
 
+def finished_in(out: Path) -> dict[str, Path]:
+    """The finished runs of a folder by the hash at the end of their names."""
+    return {file.parent.name.rpartition("-")[2]: file.parent for file in out.glob("*/summary.json")}
+
+
 def played(
-    jobs: Sequence[Job], watch: Watch, workers: int
+    jobs: Sequence[Job],
+    watch: Watch,
+    workers: int,
+    *,
+    executor: str = "local",
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Job, RunResult | Failure]]:
     """Execute runs and yield each as it finishes; those that are done are read.
 
-    Several run side by side, one process each; a single one uses all processes for its clients.
+    On this machine several run side by side, one process each; a single one uses all processes for
+    its clients. Elsewhere (``ray``, ``slurm``; ``options`` are theirs) at most ``workers`` runs are
+    under way at a time, and nothing is told of their rounds here.
     """
-    several = min(workers, len(jobs)) > 1
-    yield from (_side_by_side if several else _one_by_one)(jobs, watch, workers)
+    if executor != "local":
+        far = [replace(j, path=j.path.absolute() if j.path else None) for j in jobs]
+        yield from scheduled(far, cluster(executor, _attempt_alone, workers, options or {}, far))
+        return
+    several = min(workers, len(jobs))
+    listeners = _listeners(jobs, watch)
+    if several > 1:
+        yield from scheduled(jobs, Processes(_attempt_remotely, several, listeners, jobs))
+    else:
+        yield from scheduled(
+            jobs, Here(lambda job: _attempt(job, listeners[job.config.name], workers))
+        )
 
 
 def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
     """Execute one run; divergence is a result of the comparison and does not end it."""
     options = Options(resume=True, transport="auto", listener=listener, workers=workers)
     try:
-        return execute(job.config, job.method, job.path, options)
+        # The label is the one that was asked for, whatever the run was called when it was played.
+        return replace(execute(job.config, job.method, job.path, options), config=job.config)
     except DivergedError as error:
         return Failure(job.config, str(error))
 
 
-def _one_by_one(
-    jobs: Sequence[Job], watch: Watch, workers: int
-) -> Iterator[tuple[Job, RunResult | Failure]]:
-    """Execute the runs one after another from this process, each with all the workers."""
-    listeners = _listeners(jobs, watch)
-    for job in jobs:
-        yield job, _attempt(job, listeners[job.config.name], workers)
+def _attempt_remotely(job: Job) -> RunResult | Failure:
+    """Execute one run in a worker process of this machine."""
+    return _attempt(job, QueueListener(job.config.name))
+
+
+def _attempt_alone(job: Job) -> RunResult | Failure:
+    """Execute one run in a process that nobody listens to; it may be on another machine."""
+    torch.set_num_threads(1)
+    tune_process()
+    return _attempt(job, Listener())
 
 
 def _listeners(jobs: Sequence[Job], watch: Watch) -> dict[str, Listener]:
     """A listener for each run; those that are finished already have nothing to tell."""
     return {j.config.name: Listener() if j.done else watch(j.config) for j in jobs}
-
-
-def _side_by_side(
-    jobs: Sequence[Job], watch: Watch, workers: int
-) -> Iterator[tuple[Job, RunResult | Failure]]:
-    """Execute whole runs in worker processes of one torch thread; yields them as they finish.
-
-    Progress and results take different routes. A result is the return value of its task. Progress
-    is put on a queue by each worker's :class:`Speaker`, and a thread here (:func:`_relay`) passes
-    it to the listeners, since bars and notebook cells can be drawn by this process only.
-
-    Processes are spawned rather than forked, because a fork of a process with torch threads may
-    hang. The executor starts them inside ``submit``; hence ``without_script`` encloses those calls.
-    """
-    end_if_repeated()
-    needed = needs_script(jobs)
-    context = multiprocessing.get_context("spawn")
-    queue: Queue[Any] = context.Queue()
-    listeners = _listeners(jobs, watch)
-    with (
-        _relay(queue, listeners),
-        ProcessPoolExecutor(min(workers, len(jobs)), context, _set_up, (queue,)) as pool,
-    ):
-        with without_script(unless=needed):
-            futures: dict[Future[RunResult | Failure], Job] = {
-                pool.submit(_attempt_remotely, job): job for job in jobs
-            }
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                why = why_ended(needed_script=needed)
-                raise RunError(f"a process of the comparison ended; {why}") from None
-
-
-@contextmanager
-def _relay(queue: Queue[Any], listeners: dict[str, Listener]) -> Iterator[None]:
-    """Pass progress reports from the queue to the listeners, in a thread, while the block runs.
-
-    A None on the queue ends the thread. It is put there after the worker processes have ended, so
-    every report has been passed on when the block is left.
-    """
-
-    def pump() -> None:
-        while (item := queue.get()) is not None:
-            name, hook, args = item
-            getattr(listeners[name], hook)(*args)
-
-    thread = threading.Thread(target=pump, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        queue.put(None)
-        thread.join()
-
-
-_QUEUE: Queue[Any] | None = None  # to the parent; set once, when a worker process starts
-
-
-def _set_up(queue: Queue[Any]) -> None:
-    """Initialise a worker process: its queue, one torch thread, process settings."""
-    global _QUEUE  # noqa: PLW0603  a queue can reach an executor's process only by initialiser
-    _QUEUE = queue
-    torch.set_num_threads(1)
-    tune_process()
-
-
-def _attempt_remotely(job: Job) -> RunResult | Failure:
-    """Execute one run in a worker process."""
-    return _attempt(job, QueueListener(job.config.name))
-
-
-class QueueListener(Listener):
-    """A listener in a worker process that puts every call on the queue to the parent."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def _forward(self, hook: str, *args: Any) -> None:
-        """Put the hook's name and arguments on the queue, under the name of the run."""
-        if _QUEUE is not None:
-            _QUEUE.put((self.name, hook, args))
-
-    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
-        """Forward the start of a run."""
-        self._forward("started", config, clients, first_round)
-
-    def replied(self, update: Update) -> None:
-        """Forward a reply without its tensors, which stay in this process."""
-        short = Update(update.client, update.task, update.round, metrics=update.metrics)
-        self._forward("replied", short)
-
-    def lost(self, lost: Lost) -> None:
-        """Forward a loss."""
-        self._forward("lost", lost)
-
-    def round_done(self, row: Row) -> None:
-        """Forward the row of a committed round."""
-        self._forward("round_done", row)
-
-    def expected(self, estimate: Estimate) -> None:
-        """Forward what the run takes in all."""
-        self._forward("expected", estimate)
-
-    def finished(self, result: RunResult) -> None:
-        """Forward the result."""
-        self._forward("finished", result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from fedshift.base.logs import log
+from fedshift.base.times import duration
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.engine.replies import describe_loss
@@ -54,17 +55,6 @@ class Clock:
         """The time left after a round, as text; empty after the last."""
         each = (time.monotonic() - self.began) / max(1, round_ - self.first + 1)
         return f"about {duration(each * (rounds - round_))} left" if round_ < rounds else ""
-
-
-def duration(seconds: float) -> str:
-    """A time for people.
-
-    >>> duration(42.4), duration(400), duration(9000)
-    ('42 s', '7 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def describe_estimate(found: Estimate, processes: int = 1) -> str:

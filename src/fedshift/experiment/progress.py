@@ -26,6 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedshift.base.times import duration
 from fedshift.core.config import RunConfig
 from fedshift.core.message import Lost, Update
 from fedshift.engine.replies import describe_loss
@@ -36,7 +37,6 @@ from fedshift.experiment.listener import (
     LogListener,
     describe_estimate,
     describe_round,
-    duration,
 )
 from fedshift.report.results import RunResult
 from fedshift.runs.record import Row

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.base.errors import ConfigError, RunError, UnknownNameError
-from fedshift.base.files import is_part, only_writer
+from fedshift.base.files import is_part
+from fedshift.base.locks import only_writer
 from fedshift.base.process import one_thread
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method

@@ -104,13 +104,18 @@ class Session:
         if self.record.spending is not None:
             self.record.spending.begin(server.round + 1)
         updates = self._play()
-        row: Row = {"round": server.round, "losses": mean_losses(updates)}
+        row: Row = {
+            "round": server.round,
+            "losses": mean_losses(updates),
+            "steps": sum(update.steps for update in updates),
+        }
         if server.capped:
             row["capped"] = dict(sorted(server.capped.items()))
             self.record.note_capped(server.round, server.capped, scenario.max_weight or 1.0)
         if promises := privacy_so_far(server, self.record):
             row["privacy"] = promises
         row["seconds"] = time.perf_counter() - began
+        row["seconds_waited"] = self.record.waits.take()
         piggybacked = False
         if server.round % scenario.evaluate_every == 0 or server.round == scenario.rounds:
             piggybacked = self._piggybacks()

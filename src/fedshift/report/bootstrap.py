@@ -11,7 +11,8 @@ samples get the same draws, and their difference is paired.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ Array = NDArray[Any]
 Draws = dict[str, Array]  # by measure: its value in each draw, NaN where it is not defined
 DRAWS = 1000
 AT_ONCE = 20_000_000  # weights in memory
+PAIRS = 200_000  # pairs of a positive and a negative sample that are compared one by one
+KEPT = 4000  # samples of a domain up to which its draws are kept for the next method
 
 
 def half_width(values: Array) -> float:
@@ -39,9 +42,12 @@ def half_width(values: Array) -> float:
     return float(high - low) / 2 if high > low else float("nan")
 
 
-def domain_draws(found: Sequence[KeptPredictions], task: Objective) -> Draws:
-    """Every measure of one domain in each draw: the mean over the models scored on it."""
-    each = [_draws(p, task) for p in found]
+def domain_draws(found: Sequence[KeptPredictions], task: Objective, *, areas: bool = True) -> Draws:
+    """Every measure of one domain in each draw: the mean over the models scored on it.
+
+    Without ``areas`` the AUROC is left out, which takes most of the time.
+    """
+    each = [_draws(p, task, areas) for p in found]
     return {name: _mean([row[name] for row in each]) for name in each[0]}
 
 
@@ -56,30 +62,42 @@ def _mean(rows: Sequence[Array]) -> Array:
         return np.nanmean(np.stack(rows), axis=0)
 
 
-def _draws(found: KeptPredictions, task: Objective) -> Draws:
+def _draws(found: KeptPredictions, task: Objective, areas: bool) -> Draws:
     """Every measure of one model in each draw, some draws at a time."""
     n = len(found.y)
-    generator = np.random.default_rng(seeds.derive("bootstrap", found.domain, n))
     step = max(1, min(DRAWS, AT_ONCE // max(1, n)))
-    parts = []
-    for start in range(0, DRAWS, step):
-        rows = generator.integers(0, n, (min(step, DRAWS - start), n))
-        weights = np.stack([np.bincount(row, minlength=n) for row in rows])
-        parts.append(weighted(weights, found, task))
+    drawn = _kept_weights(found.domain, n) if n <= KEPT else _weights(found.domain, n, step)
+    parts = [weighted(weights, found, task, areas=areas) for weights in drawn]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def weighted(weights: Array, found: KeptPredictions, task: Objective) -> Draws:
+def _weights(domain: str, n: int, step: int) -> Iterator[Array]:
+    """How often each sample occurs in each draw (B, n), some draws at a time."""
+    generator = np.random.default_rng(seeds.derive("bootstrap", domain, n))
+    for start in range(0, DRAWS, step):
+        rows = generator.integers(0, n, (min(step, DRAWS - start), n))
+        yield np.stack([np.bincount(row, minlength=n) for row in rows])
+
+
+@lru_cache(maxsize=16)
+def _kept_weights(domain: str, n: int) -> tuple[Array]:
+    """All draws of a small domain: every method of a comparison has the same ones."""
+    return (np.concatenate([*_weights(domain, n, max(1, AT_ONCE // n))]).astype(np.uint16),)
+
+
+def weighted(
+    weights: Array, found: KeptPredictions, task: Objective, *, areas: bool = True
+) -> Draws:
     """Every measure for each row of ``weights`` (B, n), shares in per cent."""
     w = weights.astype(np.float64)
     y, out = found.y.numpy(), found.out.numpy()
     if isinstance(task, Regression):
         return _regression(w, y.astype(np.float64), out[:, 0] * task.scale + task.shift)
-    shares = _multi_label(w, y > 0.5, out) if y.ndim == 2 else _classes(w, y, out)
+    shares = _multi_label(w, y > 0.5, out) if y.ndim == 2 else _classes(w, y, out, areas)
     return {name: 100 * values for name, values in shares.items()}
 
 
-def _classes(w: Array, y: Array, out: Array) -> Draws:
+def _classes(w: Array, y: Array, out: Array, areas: bool) -> Draws:
     """One class per sample; ``out`` holds outputs (n, K), or the predicted classes (n,)."""
     predicted = out.argmax(1) if out.ndim == 2 else out
     classes = int(max(y.max(), predicted.max())) + 1
@@ -91,7 +109,7 @@ def _classes(w: Array, y: Array, out: Array) -> Draws:
         "balanced_accuracy": _mean([*_ratio(right, true).T]),
         "macro_f1": _mean([*_ratio(2 * right, true + told).T]),
     }
-    if out.ndim == 2:
+    if out.ndim == 2 and areas:
         odds = _log_odds(out)
         found["auroc"] = _mean([_area(w, y == k, odds[:, k]) for k in range(out.shape[1])])
     return found
@@ -143,9 +161,18 @@ def _log_odds(out: Array) -> Array:
 
 def _area(w: Array, positive: Array, scores: Array) -> Array:
     """Area under the ROC curve for each row of weights; ties count half, NaN without both sides."""
+    if 0 < positive.sum() * (~positive).sum() < PAIRS:
+        return _area_of_pairs(w[:, positive], w[:, ~positive], scores[positive], scores[~positive])
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.diff(scores[order], prepend=np.nan) != 0)
     yes = np.add.reduceat(w[:, order] * positive[order], starts, axis=1)  # (B, groups of ties)
     no = np.add.reduceat(w[:, order] * ~positive[order], starts, axis=1)
     below = np.cumsum(no, axis=1) - no / 2
     return _ratio((yes * below).sum(1), yes.sum(1) * no.sum(1))
+
+
+def _area_of_pairs(yes: Array, no: Array, above: Array, below: Array) -> Array:
+    """The same from all pairs of a positive and a negative, which is faster if there are few."""
+    won = (above[:, None] > below) + (above[:, None] == below) / np.float32(2)  # (yes, no)
+    counts = yes.astype(np.float32) @ won.astype(np.float32)  # halves, exact up to 2 ** 23 samples
+    return _ratio(np.einsum("bn,bn->b", counts, no), yes.sum(1) * no.sum(1))

@@ -8,11 +8,9 @@ bytes, so nothing may depend on the date or on the user's matplotlib settings.
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -31,14 +29,11 @@ from fedshift.base.errors import ConfigError
 from fedshift.base.files import write_bytes
 from fedshift.data.dealing.holdings import Holdings
 from fedshift.report.further import title
+from fedshift.report.looks import look
 from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.report.tables import TableRow, rows, rule_note, runs_of
 
-INK = "#1f2328"  # colour of text and axes; in an HTML page it becomes the page's text colour
-# Okabe and Ito's colour-blind-safe palette, without the yellow that vanishes on white.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # the next one when all colours are used
-MARKERS = "osD^vPXh"
+INK = "#1f2328"  # colour of text and axes
 STYLE = {
     "font.size": 9,
     "text.parse_math": False,  # a label is text, dollar signs included
@@ -78,7 +73,7 @@ class Drawing(Figure):
     """A figure that shows itself in a notebook, whether or not pyplot was imported there."""
 
     def _repr_png_(self) -> bytes:
-        return _rendered(self, "png")
+        return png(self)
 
 
 def _blank(width: float, height: float) -> tuple[Figure, Axes]:
@@ -134,9 +129,16 @@ def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> 
     known = [dict(r.curve(protocol)) for r in runs if r.outcome(protocol)]
     rounds = sorted(set.intersection(*(set(k) for k in known)))
     mean = [fmean(k[r] for k in known) for r in rounds]
-    colour = COLOURS[index % len(COLOURS)]
-    dash = DASHES[index // len(COLOURS) % len(DASHES)]
-    axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.8, label=runs[0].label)
+    own = look(index)
+    colour = own.colour
+    marks: dict[str, Any] = {
+        "marker": own.marker,
+        "markersize": 4,
+        "markevery": max(1, len(rounds) // 12),
+    }
+    axes.plot(
+        rounds, mean, color=colour, linestyle=own.dash, linewidth=1.8, label=runs[0].label, **marks
+    )
     if len(known) > 1:
         spread = [stdev(k[r] for k in known) for r in rounds]
         low, high = np.subtract(mean, spread), np.add(mean, spread)
@@ -155,7 +157,7 @@ def _label_ends(
     gap = LINE * tallest(names) / (height - 1.0) * (high - low)
     levels = spread_out([y for _, y in ends], gap)
     for (i, name), end, level in zip(names, ends, levels, strict=True):
-        leader = {"arrowstyle": "-", "color": COLOURS[i % len(COLOURS)], "relpos": (0, 0.5)}
+        leader = {"arrowstyle": "-", "color": look(i).colour, "relpos": (0, 0.5)}
         axes.annotate(
             name,
             end,
@@ -242,8 +244,8 @@ def _dots(
         [c.mean for c in cells],
         heights,
         xerr=[0.0 if np.isnan(c.std) else c.std for c in cells],
-        fmt=MARKERS[i % len(MARKERS)],
-        color=COLOURS[i % len(COLOURS)],
+        fmt=look(i).marker,
+        color=look(i).colour,
         markersize=5,
         elinewidth=1.4,
         label=label,
@@ -260,28 +262,16 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
+def png(figure: Figure) -> bytes:
+    """The figure as an image for a page; equal numbers give equal bytes."""
+    return _rendered(figure, "png")
+
+
 def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: str) -> bytes:
     out = io.BytesIO()
     with style(**more):
         figure.savefig(out, format=kind, metadata=METADATA[kind], transparent=transparent)
     return out.getvalue()
-
-
-def inline(figure: Figure, name: str, description: str) -> str:
-    """The figure as an ``<svg>`` element to embed in a page.
-
-    Ids begin with ``name``, so that several figures on one page do not clash. There is no link to
-    the outside. Text stays text, and everything drawn in ``INK`` takes the page's text colour, in
-    light and dark mode.
-    """
-    text = _rendered(figure, "svg", transparent=True, svg_fonttype="none").decode()
-    found = re.search(r'viewBox="([^"]*)"[^>]*>(.*)</svg>', text, re.DOTALL)
-    assert found is not None, "matplotlib wrote something that is not an svg"
-    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", found[2], flags=re.DOTALL)
-    body = re.sub(r" ?font-family: [^;\"]*;", "", body)  # use the page's font
-    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body).replace(INK, "currentColor")
-    head = f'<svg viewBox="{found[1]}" role="img" aria-label="{escape(description)}">'
-    return f"{head}{body}</svg>"
 
 
 def partition(shown: Holdings) -> Figure:

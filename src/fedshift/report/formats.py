@@ -1,4 +1,4 @@
-"""Tables as text: Markdown, LaTeX and CSV.
+"""Tables as text: Markdown, LaTeX, CSV and JSON.
 
 The command ``report`` writes them. All numbers come from ``report.tables``; no format may compute,
 round or choose numbers of its own, and names from users are escaped.
@@ -11,11 +11,24 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from csv import writer as csv_writer
+from json import dumps
 from pathlib import Path
+from typing import Any
 
 from fedshift.base.files import write_bytes
+from fedshift.base.version import __version__
+from fedshift.report.answers import Answer, answers
 from fedshift.report.results import Cell, Comparison, Outcome
-from fedshift.report.tables import CHOICES, MEASURES, NONE, Summary, joined, summaries
+from fedshift.report.tables import (
+    CHOICES,
+    MEASURES,
+    NONE,
+    Summary,
+    TableRow,
+    joined,
+    rows,
+    summaries,
+)
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 TEX |= {c: rf"\{c}" for c in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
@@ -24,30 +37,38 @@ TEX |= {"|": r"\textbar{}", "±": r"$\pm$", NONE: "--"}
 
 def markdown(comparison: Comparison, against: str | None = None) -> str:
     """One Markdown table per scenario, and the differences to ``against`` if it is given."""
-    return "\n".join(_markdown(summary) for summary in summaries(comparison, against))
+    found = summaries(comparison, against)
+    return "\n".join(_markdown(summary, answers(comparison, summary)) for summary in found)
 
 
-def _markdown(summary: Summary) -> str:
+def _markdown(summary: Summary, answered: Sequence[Answer]) -> str:
     def cell(value: Cell, mark: str, best: bool) -> str:
         return (f"**{value.shown}**" if best else value.shown) + mark
 
-    lines = [summary.headings, ["---", *["---:"] * (len(summary.headings) - 1)]]
-    lines += [
-        [_markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)
-    ]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    head = f"### {_markdown_text(summary.scenario)}"
-    text = f"{head}\n\n{table}\n{summary.note}.\n\n"
+    body = [[markdown_text(method), *cells, *sizes] for method, cells, sizes in summary.lines(cell)]
+    table = markdown_table(summary.headings, body)
+    head = f"### {markdown_text(summary.scenario)}"
+    said = "".join(
+        f"{markdown_text(a.protocol)}: **{markdown_text(a.headline)}.** "
+        f"{markdown_text(a.reason)}\n\n"
+        for a in answered
+    )
+    text = f"{head}\n\n{said}{table}\n{summary.note}.\n\n"
     if summary.apart:
-        rule = ["---", *["---:"] * len(summary.keys)]
-        heads = [_markdown_text(summary.apart_headings[0]), *summary.apart_headings[1:]]
-        apart = [heads, rule, *([_markdown_text(r[0]), *r[1:]] for r in summary.apart)]
-        text += "".join(f"| {' | '.join(line)} |\n" for line in apart)
-        text += f"\n{_markdown_text(summary.apart_note)}.\n\n"
+        heads = [markdown_text(summary.apart_headings[0]), *summary.apart_headings[1:]]
+        text += markdown_table(heads, [[markdown_text(r[0]), *r[1:]] for r in summary.apart])
+        text += f"\n{markdown_text(summary.apart_note)}.\n\n"
     return f"{text}{joined(summary.confounders)}.\n"
 
 
-def _markdown_text(text: str) -> str:
+def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text; the cells are Markdown already."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    """Escape plain text for Markdown."""
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
 
 
@@ -70,17 +91,17 @@ def _latex(summary: Summary) -> str:
         r"\begin{table}\centering",
         rf"  \caption{{{tex(caption)}}}",
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', summary.scenario)}}}",
-        *_tabular(summary.headings, body),
+        *tabular(summary.headings, body),
     ]
     if summary.apart:
         apart = [list(map(tex, line)) for line in summary.apart]
-        lines += [r"  \par\medskip", *_tabular(summary.apart_headings, apart)]
+        lines += [r"  \par\medskip", *tabular(summary.apart_headings, apart)]
         lines += [rf"  \par\smallskip\footnotesize {tex(summary.apart_note)}."]
     said = rf"  \par\smallskip\footnotesize {tex(joined(summary.confounders))}."
     return "\n".join([*lines, said, "\\end{table}\n"])
 
 
-def _tabular(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def tabular(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """The lines of one table; ``body`` is LaTeX already, headings are plain text."""
     lines = [" & ".join(line) + r" \\" for line in [list(map(tex, heads)), *body]]
     return [
@@ -148,6 +169,69 @@ def _values(outcome: Outcome, main: str) -> Iterable[tuple[str, str, float]]:
     for domain, row in found.by_domain.items():
         yield from ((name, domain, value) for name, value in row.items() if name != main)
     yield from ((name, "", value) for name, value in found.measures.items() if name != main)
+
+
+def json(comparison: Comparison, against: str | None = None) -> str:
+    """Everything that the page's tables are made of, as one JSON object; unknown numbers are null.
+
+    A number is ``{"mean", "std", "n", "interval", "values"}``: over seeds, with half of the 95 %
+    interval; ``values`` are those of the seeds.
+    """
+    found = {
+        "fedshift": __version__,
+        "methods": comparison.methods,
+        "notes": comparison.notes,
+        "failed": [{"run": f.config.name, "reason": f.reason} for f in comparison.failures],
+        "scenarios": [_scenario(comparison, s) for s in summaries(comparison, against)],
+        "runs": [
+            {"run": r.config.name, "method": r.label, "scenario": comparison.scenario_of(r)}
+            | {"seed": r.config.seed, "rounds": r.summary["rounds"], "bytes": r.summary["bytes"]}
+            for r in comparison.results
+        ],
+    }
+    return dumps(found, indent=1, allow_nan=False) + "\n"
+
+
+def _scenario(comparison: Comparison, summary: Summary) -> dict[str, Any]:
+    return {
+        "scenario": summary.scenario,
+        "note": summary.note,
+        "confounders": summary.confounders,
+        "answers": [
+            {"protocol": a.protocol, "verdict": a.verdict, "best": a.best, "second": a.second}
+            | {"lead": _cell(a.lead), "level": a.level, "text": f"{a.headline}. {a.reason}"}
+            for a in answers(comparison, summary)
+        ],
+        "protocols": {
+            protocol: {
+                choice: [_line(row) for row in rows(comparison, summary.scenario, protocol, choice)]
+                for choice in CHOICES
+            }
+            for protocol in summary.columns
+        },
+        "against": summary.against or None,
+        "differences": [
+            {"method": row.method, "protocol": protocol, "measure": key, "difference": _cell(cell)}
+            for (protocol, key), cells in summary.differences.items()
+            for row, cell in zip(summary.columns[protocol], cells, strict=True)
+            if row.method != summary.against
+        ],
+    }
+
+
+def _line(row: TableRow) -> dict[str, Any]:
+    """A method's row of a table."""
+    numbers = {m: _cell(getattr(row, m)) for m in MEASURES}
+    domains = {name: _cell(cell) for name, cell in row.domains.items()}
+    about = {"method": row.method, "seeds": row.seeds, "rules": row.rules}
+    return about | numbers | {"domains": domains, "up": row.up, "down": row.down}
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    known = {"mean": cell.mean, "std": cell.std, "interval": cell.interval}
+    values = [v if math.isfinite(v) else None for v in cell.values]
+    found = {k: v if math.isfinite(v) else None for k, v in known.items()}
+    return found | {"n": cell.n, "values": values}
 
 
 def write(text: str, path: Path) -> None:

@@ -6,6 +6,7 @@ reads: nothing is trained or changed, and an unfinished run has no result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.base.errors import RunError
@@ -49,3 +50,34 @@ def load_comparison(out: Path) -> Comparison:
     if not found:
         raise RunError(f"{out} holds no finished run; `fedshift compare` makes some", f"out={out}")
     return Comparison([load_run(file.parent) for file in found], [], out)
+
+
+def load_all(paths: Sequence[Path]) -> Comparison:
+    """All finished runs of some run directories and folders of them, in the order given.
+
+    A run that is found twice counts once, or it would pass for two seeds; runs that are not
+    finished are in no table. The notes of the comparison say both.
+    """
+    results: dict[str, RunResult] = {}
+    notes: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"{path} is not a folder; check the path")
+        single = (path / "config.json").exists()
+        loaded = [load_run(path)] if single else load_comparison(path).results
+        for result in loaded:
+            if (known := results.setdefault(result.config.name, result)) is not result:
+                told = f"{result.config.name} is in {known.path} and in {result.path}"
+                notes.append(f"{told}; it counts once.")
+        notes += [] if single else unfinished(path)
+    return Comparison([*results.values()], [], paths[0] if len(paths) == 1 else None, notes)
+
+
+def unfinished(out: Path) -> list[str]:
+    """A sentence about the runs in a folder that are not finished, if there are any."""
+    begun = [file.parent for file in sorted(out.glob("*/config.json"))]
+    names = [path.name for path in begun if not (path / "summary.json").exists()]
+    if not names:
+        return []
+    some = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+    return [f"{len(names)} of {len(begun)} runs in {out} are not finished and in no table: {some}."]

@@ -13,6 +13,7 @@ from typing import Any
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report import optional
 from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.sweeps import Sweep
 from fedshift.report.tables import MEASURES, joined, measure_name, measure_note, summaries
 
 
@@ -53,6 +54,11 @@ def comparison_tables(comparison: Comparison) -> str:
             out.append(_table(title, summary.apart_headings, summary.apart, summary.apart_note))
     failed = [f"{f.config.label}: {f.reason}" for f in comparison.failures]
     return "".join(out) + "".join(f"<p>failed: {escape(line)}</p>" for line in failed)
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """One line per setting."""
+    return _table(f"sweep of {sweep.title}", sweep.headings, sweep.lines, f"{sweep.note}.")
 
 
 def _table(

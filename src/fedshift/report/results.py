@@ -24,7 +24,7 @@ from fedshift.core.scenario import Protocol
 from fedshift.evaluate.metrics import Metrics, rounds_to
 from fedshift.report import bootstrap, optional
 from fedshift.report.intervals import NORMAL, mean_error, sample_error, seed_interval
-from fedshift.runs.predictions import read_predictions
+from fedshift.runs.predictions import KeptPredictions, read_predictions
 from fedshift.runs.record import Row
 
 Choice = Literal["selected", "last", "oracle"]
@@ -69,8 +69,16 @@ class RunResult:
         found = self.summary["protocols"].get(protocol)
         if found is None:
             return None
-        row = found[choice]
-        return Outcome(row["rule"], row["round"], Metrics.from_json(row["metrics"]))
+        if (protocol, choice) not in self._outcomes:
+            row = found[choice]
+            made = Outcome(row["rule"], row["round"], Metrics.from_json(row["metrics"]))
+            self._outcomes[protocol, choice] = made
+        return self._outcomes[protocol, choice]
+
+    @cached_property
+    def _outcomes(self) -> dict[tuple[str, str], Outcome]:
+        """Outcomes that were read before: every table asks for them again."""
+        return {}
 
     def accuracy(self, protocol: str, choice: Choice = "selected") -> float:
         """AVG over domains in per cent; NaN if the method has no such model."""
@@ -114,26 +122,32 @@ class RunResult:
 
         Known are AVG, the domains and the measures at the rounds whose predictions were kept.
         """
-        table = self._draws.get((protocol, round_), {})
+        table = self._table(protocol, round_, areas=key == "auroc")
         main = self.config.scenario.task.main
         owner, name = (key, main) if key in table else ("", main if key == "avg" else key)
         return table.get(owner, {}).get(name)
 
-    @cached_property
-    def _draws(self) -> dict[tuple[str, int], dict[str, bootstrap.Draws]]:
-        """By protocol and round: every measure's draws, by domain, and under "" the means."""
-        kept = read_predictions(self.path) if self.path is not None else []
-        out: dict[tuple[str, int], dict[str, bootstrap.Draws]] = {}
-        for key in dict.fromkeys((p.protocol, p.round) for p in kept):
-            own = [p for p in kept if (p.protocol, p.round) == key]
+    def _table(self, protocol: str, round_: int, *, areas: bool) -> dict[str, bootstrap.Draws]:
+        """Every measure's draws by domain, and under "" the means; areas take long."""
+        if (protocol, round_, areas) not in self._tables:
+            own = [p for p in self._kept if (p.protocol, p.round) == (protocol, round_)]
+            task = self.config.scenario.task
             table = {
-                d: bootstrap.domain_draws(
-                    [p for p in own if p.domain == d], self.config.scenario.task
-                )
+                d: bootstrap.domain_draws([p for p in own if p.domain == d], task, areas=areas)
                 for d in dict.fromkeys(p.domain for p in own)
             }
-            out[key] = table | {"": bootstrap.mean_draws([*table.values()])}
-        return out
+            means = {"": bootstrap.mean_draws([*table.values()])} if table else {}
+            self._tables[protocol, round_, areas] = table | means
+        return self._tables[protocol, round_, areas]
+
+    @cached_property
+    def _kept(self) -> list[KeptPredictions]:
+        return read_predictions(self.path) if self.path is not None else []
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, int, bool], dict[str, bootstrap.Draws]]:
+        """Draws that were made before, by protocol, round and whether with areas."""
+        return {}
 
     def __repr__(self) -> str:
         found = [f"{name} {self.accuracy(name):.1f}" for name in self.summary["protocols"]]
@@ -283,7 +297,24 @@ class Comparison:
         Runs of other options or of other data are other scenarios, even if they are called alike:
         their numbers must never be averaged. What differs is then in the label.
         """
+        if (known := self._names.get(id(result))) is not None:
+            return known
         return self._labels[result.config.scenario_label][_content(result.config)]
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """The scenario's label of each result, by its identity: making one takes a while."""
+        return {
+            id(r): self._labels[r.config.scenario_label][_content(r.config)] for r in self.results
+        }
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str], list[RunResult]]:
+        """The runs by method and scenario."""
+        out: dict[tuple[str, str], list[RunResult]] = {}
+        for result in self.results:
+            out.setdefault((result.label, self.scenario_of(result)), []).append(result)
+        return out
 
     @cached_property
     def _labels(self) -> dict[str, dict[str, str]]:
@@ -299,11 +330,11 @@ class Comparison:
 
     def of(self, method: str, scenario: str) -> list[RunResult]:
         """The runs of one method in one scenario, one per seed."""
-        return [r for r in self.results if (r.label, self.scenario_of(r)) == (method, scenario)]
+        return list(self._groups.get((method, scenario), ()))
 
     def protocols(self, scenario: str) -> list[str]:
         """The protocols of a scenario for which at least one method has a model."""
-        runs = [r for r in self.results if self.scenario_of(r) == scenario]
+        runs = (r for r in self.results if self.scenario_of(r) == scenario)
         return list(dict.fromkeys(p for r in runs for p in r.summary["protocols"]))
 
     def cell(

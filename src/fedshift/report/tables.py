@@ -77,7 +77,13 @@ def rows(
     """One row per method that ran in the scenario, in the order in which they were requested."""
     names = domains_of(runs_of(comparison, scenario), protocol)
     runs = [comparison.of(method, scenario) for method in comparison.methods]
-    return [_row(found, names, protocol, choice, threshold) for found in runs if found]
+    further = further_of(runs_of(comparison, scenario))
+    return [_row(found, names, protocol, choice, threshold, further) for found in runs if found]
+
+
+def further_of(runs: Sequence[RunResult]) -> tuple[str, ...]:
+    """The measures that have columns beside AVG: where classes are uneven."""
+    return tuple(FURTHER) if uneven(runs) else ()
 
 
 def _row(
@@ -86,6 +92,7 @@ def _row(
     protocol: str,
     choice: Choice,
     threshold: float | None,
+    further: Sequence[str],
 ) -> TableRow:
     outcomes = [o for r in runs if (o := r.outcome(protocol, choice))]
     traffic = [per_round(r) for r in runs]
@@ -100,7 +107,7 @@ def _row(
         down=fmean(t["down"] for t in traffic),
         seeds=len({r.config.seed for r in runs}),
         rules=tuple(dict.fromkeys(o.rule for o in outcomes)),
-        further={m: cell_of(runs, protocol, m, choice) for m in FURTHER},
+        further={m: cell_of(runs, protocol, m, choice) for m in further},
     )
 
 
@@ -324,7 +331,7 @@ def _summary(comparison: Comparison, name: str, against: str) -> Summary:
         confounders(runs),
         samples_note(runs),
         measure=measure_note(runs[0]),
-        further=tuple(FURTHER) if uneven(runs) else (),
+        further=further_of(runs),
     )
     if not against:
         return made

@@ -116,6 +116,30 @@ class SummaryContent(Held):
     seconds: Number = 0.0
 
 
+class BegunScenario(Held):
+    """What a view of a run needs of its scenario."""
+
+    name: str
+    rounds: Count
+
+
+class BegunRun(Held):
+    """What a view of a run needs of its configuration; whoever plays it checks all of it."""
+
+    method: str
+    settings: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    without: list[str] = Field(default_factory=list)
+    seed: int = 0
+    scenario: BegunScenario
+
+
+class BegunContent(Held):
+    """``config.json``."""
+
+    run: BegunRun
+
+
+BEGUN: TypeAdapter[Any] = TypeAdapter(BegunContent)
 METRICS: TypeAdapter[Any] = TypeAdapter(list[MetricsRow])
 LEDGER: TypeAdapter[Any] = TypeAdapter(list[LedgerRow])
 ROSTER: TypeAdapter[Any] = TypeAdapter(dict[str, Enrolled])

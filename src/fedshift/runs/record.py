@@ -49,6 +49,7 @@ from fedshift.runs.run_file import write_run_file
 from fedshift.runs.seal import Seal
 from fedshift.runs.spending import Spending
 from fedshift.runs.summary import selected_rounds
+from fedshift.runs.waits import Waits
 
 Row = dict[str, Any]
 
@@ -74,6 +75,7 @@ class Record:
         self.book = Ledger()
         self.pending: Row | None = None  # row of the last round while its scores are missing
         self.spending: Spending | None = None  # set where a privacy part accounts for requests
+        self.waits = Waits()
         self._written = {"metrics": 0, "ledger": 0}
         # States of simulated clients, and the server's copies of personal entries.
         self.store: StateStore = client_store(path) if path else MemoryStore()
@@ -95,10 +97,12 @@ class Record:
         if self.spending is not None and message.task == "train":
             self.spending.ask(message.round, message.client)
         self.book.sent(message)
+        self.waits.sent()
 
     def received(self, update: Update) -> None:
         """Add a reply to the ledger, also one that is rejected later."""
         self.book.received(update)
+        self.waits.received(update)
         if self.on_reply is not None:
             self.on_reply(update)
 

@@ -53,8 +53,13 @@ class RunFile(Frozen):
     replayable: bool = True  # False: the method was a Python object
 
 
-def write_run_file(folder: Path, config: RunConfig, compute: Compute) -> None:
-    """Write ``experiment.toml`` into a run directory."""
+def write_run_file(folder: Path, config: RunConfig, compute: Compute, name: str = NAME) -> None:
+    """Write ``experiment.toml`` into a run directory, or a file of another name anywhere."""
+    write_bytes(folder / name, run_file_text(config, compute, name).encode())
+
+
+def run_file_text(config: RunConfig, compute: Compute, name: str = NAME) -> str:
+    """A complete run file; ``name`` is what its first line calls it."""
     scenario = config.scenario.model_dump(mode="json", exclude_none=True)
     values: dict[str, Any] = {
         "method": config.method,
@@ -64,10 +69,10 @@ def write_run_file(folder: Path, config: RunConfig, compute: Compute) -> None:
         "compute": compute.describe(),
         "scenario": scenario,
     }
-    head = HEAD.format(name=NAME)
+    head = HEAD.format(name=name)
     if not config.replayable:
         head, values = head + OBJECT, {"replayable": False} | values
-    write_bytes(folder / NAME, (head + "\n" + tomli_w.dumps(values)).encode())
+    return head + "\n" + tomli_w.dumps(values)
 
 
 def _plain(value: Any) -> Any:

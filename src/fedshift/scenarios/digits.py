@@ -87,13 +87,16 @@ def digits_target() -> Scenario:
 
 @register_scenario("digits/label-skew")
 def digits_label_skew() -> Scenario:
-    """Which one model is best if most sites have one or two classes only? Four sites, all looks."""
+    """Which one model is best if most sites have one or two classes only? Four sites, all looks.
+
+    A net without normalisation, as in FedDebias's paper.
+    """
     return _question(
         "label-skew",
         digits_label_skew.__doc__,
         partition=SequentialDirichlet(clients=4),
         protocols=("global",),
-        backbone_options={"norm": "group"},
+        backbone="lenet",
         steps=10,
         batch_size=32,
         lr=0.1,

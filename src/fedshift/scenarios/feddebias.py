@@ -42,7 +42,8 @@ BENCH: dict[str, Any] = {
     "evaluate_every": 5,
 }
 # Rotated MNIST has LeNet: the paper's net, even at a quarter of its width, is at 20 % after 30
-# rounds, which take as long as 80 of LeNet.
+# rounds, which take as long as 80 of LeNet. Its rate falls to a tenth over the run, so that FedAvg
+# ends on a plateau: at a constant rate it still gains 2 points in the last 20 of 80 rounds.
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 
 
@@ -53,7 +54,7 @@ for _name, _own, _small, _bench in (
         | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
         | {"partition": SequentialDirichlet(clients=10, within="aligned")},
         {"lr": 0.1, "rounds": 30, "steps": 20, "batch_size": 32, "evaluate_every": 10},
-        {"lr": 0.1, "batch_size": 32, "rounds": 80, "evaluate_every": 5}
+        {"lr": 0.1, "lr_decay": 0.9261, "batch_size": 32, "rounds": 30, "evaluate_every": 2}
         | {"backbone": "lenet", "backbone_options": {}},
     ),
     (

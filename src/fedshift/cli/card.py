@@ -1,0 +1,24 @@
+"""``fedshift card``: the model card of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def card(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A .md, .json or .html file; default: the screen."),
+    ] = None,
+    licence: Annotated[str, typer.Option(help="Under which the model may be used.")] = "",
+) -> None:
+    """Write a run's model card: data, protocol, results, calibration, limits, what left a site."""
+    from fedshift.serve.card import card_of
+    from fedshift.serve.card_text import markdown, write_card
+
+    found = card_of(run, licence=licence)
+    typer.echo(markdown(found) if out is None else str(write_card(found, out)))

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fedshift.cli import options as opt
 from fedshift.cli.claims import STORED, Stored
-
-if TYPE_CHECKING:
-    from fedshift.claims.store import Results
-    from fedshift.core.scenario import Scale
-    from fedshift.experiment.compare import Job
-    from fedshift.recipes.forecast import ForecastLine
-    from fedshift.recipes.plan import RecipePlan
-    from fedshift.recipes.recipe import Recipe
 
 
 def names_of_recipes(incomplete: str) -> list[str]:
@@ -97,14 +89,12 @@ def _list() -> None:
         typer.echo(f"    {kind}, {len(recipe.rows)} rows; {', '.join(used)}")
 
 
-def _dry_run(
-    found: list[Recipe], scale: Scale, kept: Results, wanted: list[str], seeds: int | None
-) -> None:
+def _dry_run(found: list[Any], scale: Any, kept: Any, wanted: list[str], seeds: int | None) -> None:
     """Print what the recipes would take, each and in all."""
     from fedshift.recipes.forecast import forecast, together
     from fedshift.recipes.read import only
 
-    total: list[ForecastLine] = []
+    total: list[Any] = []
     for recipe in found:
         lines, told = forecast(recipe, scale, kept, rows=only(recipe, wanted), seeds=seeds)
         _tell(f"{recipe.name} at {scale}", lines, told, alone=len(found) == 1)
@@ -121,7 +111,7 @@ def _dry_run(
     )
 
 
-def _tell(title: str, lines: list[ForecastLine], told: list[str], *, alone: bool) -> None:
+def _tell(title: str, lines: list[Any], told: list[str], *, alone: bool) -> None:
     """Print one recipe: a table of its runs if it is the only one, and what cannot be made."""
     from rich.console import Console
 
@@ -150,8 +140,8 @@ def _tell(title: str, lines: list[ForecastLine], told: list[str], *, alone: bool
 
 
 def _planned(
-    found: list[Recipe], scale: Scale, out: Path, wanted: list[str], seeds: int | None
-) -> list[RecipePlan]:
+    found: list[Any], scale: Any, out: Path, wanted: list[str], seeds: int | None
+) -> list[Any]:
     """Plan all recipes before the first run starts."""
     from fedshift.base.process import tune_process
     from fedshift.recipes.plan import plan_recipe
@@ -161,9 +151,7 @@ def _planned(
     return [plan_recipe(r, scale, out, rows=only(r, wanted), seeds=seeds) for r in found]
 
 
-def _run(
-    plans: list[RecipePlan], kept: Results, count: int | None, *, hours: float, quiet: bool
-) -> bool:
+def _run(plans: list[Any], kept: Any, count: int | None, *, hours: float, quiet: bool) -> bool:
     """Make what is left, all recipes together; whether a run failed."""
     from fedshift.claims.run import make_runs
     from fedshift.experiment.progress import ProgressBoard
@@ -172,7 +160,7 @@ def _run(
 
     for one in plans:
         keep(one, kept)
-    todo: list[Job] = left_to_run(plans, kept)
+    todo = left_to_run(plans, kept)
     typer.echo(f"{len(todo)} runs to make for {len(plans)} recipes", err=True)
     failed = False
     with ProgressBoard(quiet=quiet) as board:
@@ -183,7 +171,7 @@ def _run(
     return failed
 
 
-def _print(plans: list[RecipePlan], kept: Results, form: str, out: Path) -> None:
+def _print(plans: list[Any], kept: Any, form: str, out: Path) -> None:
     """Print the tables with every run that was ever planned for them, and draw the figures."""
     from fedshift.recipes.figure import draw
     from fedshift.recipes.formats import FORMATS

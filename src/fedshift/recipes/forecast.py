@@ -1,10 +1,10 @@
 """What a recipe would take, without training: runs, rounds, local steps, missing data, hours.
 
-``fedshift reproduce --dry-run`` prints it. Data are looked for but not prepared at full size: rows
-are counted on the laptop scale's images, of which there are as many. A run's time is that of its
-finished runs if there are any; else of its scenario's other methods; else one optimiser step of the
-bare net on noise is timed and multiplied by the steps. The last is a lower bound, since scoring and
-a method's further passes are not in it.
+A dry run of ``fedshift reproduce`` prints it. Data are looked for but not prepared at full size:
+rows are counted on the laptop scale's images, of which there are as many. A run's time is that of
+its finished runs if there are any; else of its scenario's other methods; else one optimiser step of
+the bare net on noise is timed and multiplied by the steps. The last is a lower bound, since scoring
+and a method's further passes are not in it.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_a_number_is_predicted_in_the_targets_unit(tmp_path, home):
     truth = pd.read_csv(root / "east.csv")["ill"]
     assert abs(np.mean(found) - truth.mean()) < truth.std()  # about 170, not about 0
     assert found.probabilities is None
-    assert list(found.columns()) == ["prediction"]
+    assert list(found.columns()) == ["id", "prediction"]
 
 
 def test_several_labels_are_named(tmp_path, home):
@@ -219,7 +219,7 @@ def test_the_command_writes_predictions_as_the_documentation_says(tmp_path, home
     assert json.loads(text)["prediction"] == expected
     east = root / "east.csv"
     code, text = typed(east, "--site", "new", "--reference", east)
-    assert (code, text.splitlines()[0]) == (0, "prediction,p(0),p(1)")
+    assert (code, text.splitlines()[0]) == (0, "id,prediction,p(0),p(1),energy")
     code, text = typed(east)
     assert code == 2
     assert "each site's own statistics, and no site is named" in " ".join(text.split())

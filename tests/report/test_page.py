@@ -21,7 +21,7 @@ from fedshift.report.departed import UNDECLARED, departed
 from fedshift.report.load import load_all
 from fedshift.report.mixed import mixed
 from fedshift.report.page_parts import data_block, part
-from fedshift.report.pictures import Picture, picture_of
+from fedshift.report.pictures import PagePicture, drawn, picture_of, pictures_in
 from fedshift.report.rerun import reruns
 from fedshift.report.results import Cell, Comparison, RunResult
 from fedshift.runs.record import read_lines
@@ -261,11 +261,17 @@ def test_a_run_file_of_the_page_is_the_run(folder, tmp_path):
 def test_a_picture_is_embedded_as_an_image_and_never_as_markup(tmp_path):
     (tmp_path / "t_sne.svg").write_text("<svg onload=alert(1)></svg>")
     picture = picture_of(tmp_path / "t_sne.svg")
-    text = html.page(made(), html.Path(), pictures=[picture, Picture("<b>", b"x", text="n = 3")])
+    text = html.page(
+        made(), html.Path(), pictures=[picture, PagePicture("<b>", b"x", text="n = 3")]
+    )
     assert "<svg onload" not in text
     assert '<img src="data:image/svg+xml;base64,' in text
     assert 'alt="t sne"' in text
     assert "<h4>&lt;b&gt;</h4>" in text
+    (tmp_path / "analyses").mkdir()
+    (tmp_path / "analyses" / "cam.svg").write_text("<svg/>")
+    assert [one.title for one in pictures_in([tmp_path, tmp_path / "none"])] == ["cam"]
+    assert drawn("curves", made().plot(), "n = 2").image[:4] == b"\x89PNG"
     for name in ("none.png", "t_sne.txt"):
         (tmp_path / "t_sne.txt").write_text("x")
         with pytest.raises(ConfigError, match=r"\.png, \.svg"):

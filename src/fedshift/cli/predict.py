@@ -25,15 +25,20 @@ def predict(
         Path | None,
         typer.Option(help="Rows of a new site, where each site has statistics of its own."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A csv file; default: the screen.")] = None,
+    ids: Annotated[
+        str | None, typer.Option("--id", help="Column of a table that names its rows.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A csv file; default: the screen.")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Predict raw data, prepared as the training data were: one line per row or image."""
+    """Predict raw data: class, probabilities and out-of-distribution score of each row or image."""
     from fedshift.experiment.models import load_model, sites_of
 
     known = site is not None and site in sites_of(run)
     model = load_model(run, site if known else None)
-    found = model.predict(data, site, reference=reference).columns()
+    found = model.predict(data, site, reference=reference, ids=ids).columns()
     if as_json:
         typer.echo(json.dumps(found))
         return

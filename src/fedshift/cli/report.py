@@ -38,14 +38,14 @@ def report(
     from fedshift.report import formats, html
     from fedshift.report.load import load_all
     from fedshift.report.mixed import mixed as as_one
-    from fedshift.report.pictures import picture_of
+    from fedshift.report.pictures import picture_of, pictures_in
 
     found = load_all(paths)
     found = as_one(found) if mixed else found
     if form == "html":
         folder = len(paths) == 1 and not (paths[0] / "config.json").exists()
         page = out or (paths[0] if folder else Path()) / "report.html"
-        pictures = [picture_of(path) for path in figure or ()]
+        pictures = [*pictures_in(paths), *map(picture_of, figure or ())]
         typer.echo(f"report: {html.write(found, page, against, pictures)}")
         return
     made = {"latex": formats.latex, "csv": formats.csv, "json": formats.json}

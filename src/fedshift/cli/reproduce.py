@@ -114,9 +114,10 @@ def _dry_run(
     lacking = sum(line.runs for line in total if line.missing)
     hours = sum(line.left for line in total if not line.missing) / 3600
     typer.echo(
-        f"in all: {left} different runs, about {hours:.2f} hours with one process, and {lacking} runs whose "
-        "data are missing; nothing was trained. Times are those of finished runs where there are "
-        "any, else of a step of the bare net on noise: scoring and further passes come on top."
+        f"in all: {left} different runs, about {hours:.2f} hours with one process, and {lacking} "
+        "runs whose data are missing; nothing was trained. Times are those of finished runs where "
+        "there are any, else of a step of the bare net on noise: scoring and further passes come "
+        "on top."
     )
 
 
@@ -124,7 +125,7 @@ def _tell(title: str, lines: list[ForecastLine], told: list[str], *, alone: bool
     """Print one recipe: a table of its runs if it is the only one, and what cannot be made."""
     from rich.console import Console
 
-    from fedshift.experiment.listener import duration
+    from fedshift.base.times import duration
     from fedshift.report.fitted import FittedTable
 
     can = [line for line in lines if not line.missing]

@@ -34,7 +34,8 @@ from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.engine.build import build_net
 from fedshift.evaluate.protocols import leave_out_necks
-from fedshift.experiment.raw import Predictions, RawInputs
+from fedshift.experiment.raw import Predictions, RawInputs, energy_of
+from fedshift.report import optional
 from fedshift.report.results import RunResult
 from fedshift.runs import best
 from fedshift.runs.record import read_config, read_lines, read_summary
@@ -73,7 +74,14 @@ class Model:
         with torch.no_grad():
             return self.method.predict(self.net, self.scoring, x)
 
-    def predict(self, raw: Any, site: str | None = None, *, reference: Any = None) -> Predictions:
+    def predict(
+        self,
+        raw: Any,
+        site: str | None = None,
+        *,
+        reference: Any = None,
+        ids: str | None = None,
+    ) -> Predictions:
         """A prediction for each row or image, by name, with probabilities.
 
         Args:
@@ -83,25 +91,34 @@ class Model:
             site: whose data they are; by default the model's site. It matters where each site was
                 prepared with statistics of its own, and for images of more than 8 bits.
             reference: rows of a site that the run does not know, to fit its statistics on.
+            ids: the column of a table that names its rows.
 
         Returns:
             A list of class names, of tuples of labels (multi-label) or of numbers in the target's
-            unit (regression), with ``probabilities`` (N, K) and ``classes``.
+            unit (regression), with ``probabilities`` (N, K), ``classes``, ``ids`` and ``energy``,
+            an out-of-distribution score.
         """
         assert self.inputs is not None
         x = self.inputs.read(raw, site or self.site, reference)
         out = torch.cat([self.logits(part) for part in x.split(BATCH)])  # (N, K)
-        task = self.config.scenario.task
+        names, task = self.inputs.ids(raw, ids), self.config.scenario.task
         if isinstance(task, Regression):
-            found = out.double().squeeze(1) * task.scale + task.shift
-            return Predictions(found.tolist(), self.classes, None)
+            number = out.double().squeeze(1) * task.scale + task.shift
+            return Predictions(number.tolist(), self.classes, None, None, names)
         if isinstance(task, MultiLabel):
             share = out.double().sigmoid()
-            names = [tuple(n for n, p in zip(self.classes, row, strict=True) if p > 0.5)
+            found = [tuple(n for n, p in zip(self.classes, row, strict=True) if p > 0.5)
                      for row in share.tolist()]  # fmt: skip
-            return Predictions(names, self.classes, share)
+            return Predictions(found, self.classes, share, energy_of(out, labels=True), names)
         likeliest = [self.classes[i] for i in out.argmax(1).tolist()]
-        return Predictions(likeliest, self.classes, out.double().softmax(1))
+        share = out.double().softmax(1)
+        return Predictions(likeliest, self.classes, share, energy_of(out), names)
+
+    def predict_frame(self, frame: Any, site: str | None = None, **options: Any) -> Any:
+        """A DataFrame for a DataFrame: :meth:`predict` as columns, under the frame's own index."""
+        found = self.predict(frame, site, **options)
+        columns = {name: cells for name, cells in found.columns().items() if name != "id"}
+        return optional.pandas().DataFrame(columns, index=frame.index)
 
 
 def load_model(

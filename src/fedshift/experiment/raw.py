@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedshift.base.errors import DataError
 from fedshift.base.files import read_json
@@ -22,30 +23,54 @@ from fedshift.data.samples import Pixels, as_input
 from fedshift.data.sources.images import Item, decode_items
 from fedshift.data.sources.limits import Limits
 from fedshift.data.sources.pixels import SUFFIXES, Span
-from fedshift.data.sources.tables.raw import KINDS, prepare_rows
+from fedshift.data.sources.tables.raw import KINDS, named_column, prepare_rows
 from fedshift.runs.best import PREPARATION
 
 
 class Predictions(list[Any]):
     """One prediction per row: a class, the labels that apply, or a number in the target's unit.
 
-    ``probabilities`` (N, K) are those of ``classes``, in this order; None for numbers.
+    ``probabilities`` (N, K) are those of ``classes``, in this order, and ``energy`` (N,) is the
+    out-of-distribution score, see :func:`energy_of`; both are None for numbers. ``ids`` name the
+    samples: files, a column, the index of a DataFrame, or row numbers from 1.
     """
 
     def __init__(
-        self, found: Sequence[Any], classes: tuple[str, ...], probabilities: Tensor | None
+        self,
+        found: Sequence[Any],
+        classes: tuple[str, ...],
+        probabilities: Tensor | None,
+        energy: Tensor | None = None,
+        ids: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(found)
-        self.classes, self.probabilities = classes, probabilities
+        self.classes, self.probabilities, self.energy = classes, probabilities, energy
+        self.ids = list(range(1, len(self) + 1)) if ids is None else list(ids)
 
     def columns(self) -> dict[str, list[Any]]:
-        """As the columns of a table: the prediction, then the probability of each class."""
+        """As the columns of a table: id, prediction, probability of each class, energy."""
         found = [", ".join(one) if isinstance(one, tuple) else one for one in self]
-        out: dict[str, list[Any]] = {"prediction": found}
+        out: dict[str, list[Any]] = {"id": self.ids, "prediction": found}
         if self.probabilities is not None:
             for k, name in enumerate(self.classes):
                 out[f"p({name})"] = [round(p, 6) for p in self.probabilities[:, k].tolist()]
+        if self.energy is not None:
+            out["energy"] = [round(e, 6) for e in self.energy.tolist()]
         return out
+
+
+def energy_of(out: Tensor, *, labels: bool = False) -> Tensor:
+    """Out-of-distribution score (N,) of logits (N, K): higher is less like the training data.
+
+    -log sum_k exp(logit_k), Liu et al., NeurIPS 2020, eq. 4 at temperature 1; of labels that apply
+    or not, -sum_k log(1 + exp(logit_k)), Wang et al., NeurIPS 2021. It ranks inputs: its zero means
+    nothing, and of a method whose outputs are log-probabilities it is always 0.
+
+    >>> bool(energy_of(torch.zeros(1, 4)) == -torch.tensor(4.0).double().log())
+    True
+    """
+    z = out.double()
+    return -functional.softplus(z).sum(1) if labels else -z.logsumexp(1)
 
 
 @dataclass(frozen=True)
@@ -85,6 +110,20 @@ class RawInputs:
             )
         x = prepare_rows(self.table, raw, whose, reference)
         return self._fitting(torch.from_numpy(x))
+
+    def ids(self, raw: Any, column: str | None = None) -> list[Any] | None:
+        """Names of the samples: of files, of a column, of a DataFrame's rows; None: no names."""
+        if isinstance(raw, Tensor | np.ndarray):
+            return None
+        if len(self.shape) == 3:
+            root = Path(raw) if isinstance(raw, str | Path) and Path(raw).is_dir() else None
+            files = image_files(raw)
+            return [str(f.relative_to(root)) if root else f.name for f in files]
+        frame = hasattr(raw, "columns") and hasattr(raw, "index")
+        if column is None:
+            return raw.index.tolist() if frame else None
+        found = named_column(raw, column)
+        return found.tolist() if frame else list(found)
 
     def _fitting(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:

@@ -104,8 +104,11 @@ class Session:
         if self.record.spending is not None:
             self.record.spending.begin(server.round + 1)
         updates = self._play()
-        row: Row = {"round": server.round, "losses": mean_losses(updates)}
-        row["steps"] = sum(u.steps for u in updates)
+        row: Row = {
+            "round": server.round,
+            "losses": mean_losses(updates),
+            "steps": sum(update.steps for update in updates),
+        }
         if server.capped:
             row["capped"] = dict(sorted(server.capped.items()))
             self.record.note_capped(server.round, server.capped, scenario.max_weight or 1.0)

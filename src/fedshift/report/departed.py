@@ -50,7 +50,7 @@ def _kinds(run: RunResult) -> Sequence[Sequence[str | Score]]:
         left = what_left(run.path)
     except FedshiftError as error:
         return [_unread(run, str(error))]
-    out = []
+    out: list[list[str | Score]] = []
     for task, kind in dict.fromkeys((one.task, one.kind) for one in left):
         own = [one for one in left if (one.task, one.kind) == (task, kind)]
         total, sites = sum(one.bytes for one in own), len({one.client for one in own})

@@ -73,7 +73,7 @@ class Drawing(Figure):
     """A figure that shows itself in a notebook, whether or not pyplot was imported there."""
 
     def _repr_png_(self) -> bytes:
-        return _rendered(self, "png")
+        return png(self)
 
 
 def _blank(width: float, height: float) -> tuple[Figure, Axes]:
@@ -131,7 +131,11 @@ def _curve(axes: Axes, runs: Sequence[RunResult], protocol: str, index: int) -> 
     mean = [fmean(k[r] for k in known) for r in rounds]
     own = look(index)
     colour = own.colour
-    marks = {"marker": own.marker, "markersize": 4, "markevery": max(1, len(rounds) // 12)}
+    marks: dict[str, Any] = {
+        "marker": own.marker,
+        "markersize": 4,
+        "markevery": max(1, len(rounds) // 12),
+    }
     axes.plot(
         rounds, mean, color=colour, linestyle=own.dash, linewidth=1.8, label=runs[0].label, **marks
     )
@@ -256,6 +260,11 @@ def save(figure: Figure, path: Path) -> Path:
         raise ConfigError(f"{path} ends in {path.suffix!r}; a figure is one of {known}")
     write_bytes(path, _rendered(figure, kind))
     return path
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as an image for a page; equal numbers give equal bytes."""
+    return _rendered(figure, "png")
 
 
 def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: str) -> bytes:

@@ -217,7 +217,7 @@ def facts(runs: Sequence[RunResult]) -> dict[str, str]:
 
 def run_list(comparison: Comparison, runs: Sequence[RunResult], folder: Path) -> Grid:
     """Every run with its directory."""
-    lines = [
+    lines: list[list[str | Score]] = [
         [
             r.label,
             Score(str(r.config.seed), value=r.config.seed),

@@ -20,7 +20,7 @@ from fedshift.report.answers import answers
 from fedshift.report.chart_data import section_data
 from fedshift.report.departed import departed, shares
 from fedshift.report.page_parts import data_block, render
-from fedshift.report.pictures import Picture
+from fedshift.report.pictures import PagePicture
 from fedshift.report.rerun import reruns
 from fedshift.report.results import Comparison
 from fedshift.report.tables import CHOICES, Summary, rows, runs_of, summaries
@@ -40,7 +40,7 @@ def write(
     comparison: Comparison,
     path: Path,
     against: str | None = None,
-    pictures: Sequence[Picture] = (),
+    pictures: Sequence[PagePicture] = (),
 ) -> Path:
     """Write the page, atomically; paths of run directories are relative to its folder.
 
@@ -57,7 +57,7 @@ def page(
     comparison: Comparison,
     folder: Path,
     against: str | None = None,
-    pictures: Sequence[Picture] = (),
+    pictures: Sequence[PagePicture] = (),
 ) -> str:
     """The page as text, for a file in ``folder``."""
     found = summaries(comparison, against)

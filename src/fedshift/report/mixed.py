@@ -56,9 +56,9 @@ def mixed(comparison: Comparison) -> Comparison:
         )
         for r in comparison.results
     ]
-    keys = tuple(dict.fromkeys(k for own in varied.values() for k in own))
-    notes = [*comparison.notes, *([NOTE.format(keys=", ".join(keys))] if keys else [])]
-    return MixedComparison(found, comparison.failures, comparison.path, notes, keys=keys)
+    told = tuple(dict.fromkeys(k for own in varied.values() for k in own))
+    notes = [*comparison.notes, *([NOTE.format(keys=", ".join(told))] if told else [])]
+    return MixedComparison(found, comparison.failures, comparison.path, notes, keys=told)
 
 
 def _options(result: RunResult) -> dict[str, object]:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.report.figures import COLOURS, MARKERS, Drawing, style, wrapped
+from fedshift.report.figures import Drawing, style, wrapped
+from fedshift.report.looks import look
 from fedshift.report.sweeps import Sweep, Trial, numbers
 
 WIDE = 5.0  # an axis whose largest number is so many times its smallest is logarithmic
@@ -66,7 +67,7 @@ def _curve(
     cells = [trial.validation(sweep.protocol) for trial in trials]
     x = [places[_value(trial, key)] for trial in trials]
     order = sorted(range(len(x)), key=lambda i: x[i])
-    colour = COLOURS[index % len(COLOURS)]
+    colour = look(index).colour
     joined = sweep.how == "grid" and len(set(x)) == len(x)
     errors = [0.0 if math.isnan(cell.interval) else cell.interval for cell in cells]
     axes.errorbar(
@@ -74,7 +75,7 @@ def _curve(
         [cells[i].mean for i in order],
         yerr=[errors[i] for i in order],
         color=colour,
-        marker=MARKERS[index % len(MARKERS)],
+        marker=look(index).marker,
         linestyle="-" if joined else "none",
         linewidth=1.5,
         markersize=4,

@@ -135,7 +135,7 @@ def _results(result: RunResult, protocol: str, kept: Sequence[KeptPredictions]) 
         }
         for name, value in outcome.metrics.domains.items()
     }
-    lowest = min(domains, key=lambda name: float(domains[name][main]))
+    lowest = min(outcome.metrics.domains, key=lambda name: outcome.metrics.domains[name])
     return {
         "protocol": protocol,
         "question": QUESTIONS.get(protocol, ""),

@@ -75,6 +75,19 @@ def columns_of(raw: Any, preparation: TablePreparation, schema: TableSchema) -> 
     raise DataError(f"{type(raw).__name__} is no table; give {KINDS}")
 
 
+def named_column(raw: Any, name: str) -> Any:
+    """One column as it is spelt, such as the one that names the rows."""
+    if isinstance(raw, str | Path):
+        columns: Mapping[str, Any] = read_table(Path(raw), TableSchema(), [name]).columns
+    elif hasattr(raw, "columns"):
+        columns = raw
+    else:
+        columns = {name: [row[name] for row in raw]} if all(name in row for row in raw) else {}
+    if name not in columns:
+        raise DataError(f"the table has no column {name!r} to name its rows", "id=COLUMN")
+    return columns[name]
+
+
 def _of_frame(frame: Any, preparation: TablePreparation, schema: TableSchema) -> dict[str, Array]:
     if not len(frame):
         raise DataError("the DataFrame has no rows")

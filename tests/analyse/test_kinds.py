@@ -43,6 +43,8 @@ def runs(tmp_path_factory):
     )
     for method in ("fedavg", "f2dc"):
         fedshift.run(method, scenario, out=out / method, quiet=True)
+    pooled = scenario.change(analyses=(), protocols=("global",))
+    fedshift.run("deepall", pooled, out=out / "pooled/deepall", quiet=True)
     plain = tiny_scenario(rounds=1, epochs=1, protocols=("global",))
     fedshift.run("fedavg", plain, out=out / "plain" / "fedavg", quiet=True)
     return out
@@ -181,21 +183,40 @@ def test_a_sweep_groups_values_and_seeds():
 
     made = [run(0.1, 0, 50), run(0.1, 1, 60), run(0.01, 0, 40), run(0.01, 1, 44)]
     found = analyse("sweep", made)
-    rows = [(r["method"], r["mu"], r["mean"], r["n"]) for r in found.table]
-    assert rows == [("fedprox", 0.01, 42, 2), ("fedprox", 0.1, 55, 2)]
+    rows = [(r["method"], r["setting"], r["value"], r["mean"], r["n"]) for r in found.table]
+    assert rows == [("fedprox", "mu", 0.01, 42, 2), ("fedprox", "mu", 0.1, 55, 2)]
     assert found.table[1]["std"] == pytest.approx(statistics.stdev([50, 60]))
     assert "mu=0.1" in found.sentence
     assert "13.0 points" in found.sentence
     rates = [made_run(two((v, v)), lr=lr) for lr, v in ((0.1, 70), (0.5, 30))]
     table = analyse("sweep", rates, over="scenario.lr", split="val").table
-    assert [(r["scenario.lr"], r["mean"], r["std"]) for r in table] == [
-        (0.1, 70, None),
-        (0.5, 30, None),
+    assert [(r["value"], r["mean"], r["std"]) for r in table] == [(0.1, 70, None), (0.5, 30, None)]
+    for runs, over in (([made_run(two((1, 2)))], ""), (made, "nu")):
+        with pytest.raises(ConfigError, match="no method has two values"):
+            analyse("sweep", runs, over=over)
+
+
+def test_a_sweep_of_two_settings_has_a_line_for_each_value_of_the_other():
+    def run(word, value):
+        return made_run(two((value, value)), method=f"moon{word}")
+
+    made = [
+        run("", 50),  # tau=0.5, mu=1.0
+        run("[tau=0.1]", 40),
+        run("[mu=5.0]", 60),
+        run("[tau=0.1, mu=5.0]", 30),
+        made_run(two((1, 1))),  # has none of both
     ]
-    with pytest.raises(ConfigError, match="differ in nothing"):
-        analyse("sweep", [made_run(two((1, 2)))])
-    with pytest.raises(ConfigError, match="no setting 'nu'"):
-        analyse("sweep", made, over="nu")
+    found = analyse("sweep", made)
+    lines = {}
+    for row in found.table:
+        lines.setdefault((row["setting"], row["method"]), []).append((row["value"], row["mean"]))
+    assert lines == {
+        ("tau", "moon"): [(0.1, 40), (0.5, 50)],
+        ("tau", "moon[mu=5.0]"): [(0.1, 30), (0.5, 60)],
+        ("mu", "moon"): [(1.0, 50), (5.0, 60)],
+        ("mu", "moon[tau=0.1]"): [(1.0, 40), (5.0, 30)],
+    }
 
 
 def test_a_ranking_is_over_the_domains_and_seeds_that_all_have():
@@ -364,6 +385,8 @@ def test_distances_count_every_pair_of_sites(fedavg):
     assert {row["layer"] for row in rows} == {"block1", "block2", "block3", "head"}
     assert {(row["pairs_intra"], row["pairs_inter"]) for row in rows} == {(2, 4)}
     assert all(row["ratio"] == pytest.approx(row["inter"] / row["intra"]) for row in rows)
+    with pytest.raises(ConfigError, match="not two sites of one domain"):
+        analyse("distances", [fedavg], across_runs="true")
 
 
 def test_biased_features_compare_a_site_with_the_global_model(fedavg):
@@ -375,6 +398,17 @@ def test_biased_features_compare_a_site_with_the_global_model(fedavg):
     assert found.table[0]["shift"] > 0
     with pytest.raises(UnknownNameError, match="bright-0"):
         analyse("biased-features", [fedavg], site="brite-0")
+
+
+def test_the_reference_of_biased_features_is_a_run_on_pooled_data_if_there_is_one(fedavg, runs):
+    pooled = load_run(runs / "pooled/deepall")
+    found = analyse("biased-features", [fedavg, pooled], site="dark-0")
+    assert {row["method"] for row in found.table} == {"fedavg"}
+    own = analyse("biased-features", [fedavg], site="dark-0")
+    assert found.table[0]["gap_local"] == own.table[0]["gap_local"]
+    assert found.table[0]["gap_global"] != own.table[0]["gap_global"]
+    with pytest.raises(ConfigError, match="no local model"):
+        analyse("biased-features", [pooled])
 
 
 def test_gradcam_shows_f2dcs_parts_and_no_cell_without_a_model(fedavg, f2dc):

@@ -120,8 +120,10 @@ def test_distances_of_parameters_are_counted_within_and_between_domains():
     found = pair_distances([[("a", model(0, 0)), ("a", model(3, 4)), ("b", model(0, 12))]])
     assert found[0] == {"block": [5.0]}
     assert found[1]["block"] == pytest.approx([12.0, math.hypot(3, 8)])
-    apart = pair_distances([[("a", model(0, 0))], [("a", model(3, 4))]])
-    assert apart == ({}, {})  # models of different runs are no pair
+    runs = [[("a", model(0, 0)), ("b", model(1, 1))], [("a", model(3, 4))]]
+    assert pair_distances(runs) == ({}, {"block": [pytest.approx(math.sqrt(2))]})
+    across = pair_distances(runs, across=True)  # pairs of different runs, and those only
+    assert across == ({"block": [5.0]}, {"block": [pytest.approx(math.hypot(2, 3))]})
 
 
 def test_planted_weights_are_read_off_the_aggregate():

@@ -277,10 +277,11 @@ def test_a_figure_is_the_analysis_of_its_runs_or_their_curves(
 
     module = types.ModuleType("fedshift.analyse")
     module.__spec__, module.analyse = ModuleSpec("fedshift.analyse", None), analyse
+    module.options_of = lambda kind: {"protocol": None}
     monkeypatch.setitem(sys.modules, "fedshift.analyse", module)
     lines = draw(plan, made.rows, mine / "runs")
     assert lines[0] == "AVG: So it is."
-    assert seen == {"kind": "curves", "runs": 4, "key": "avg"}
+    assert seen == {"kind": "curves", "runs": 4, "key": "avg", "protocol": "personal"}
     assert (mine / "runs/figures/mine-table1-laptop-AVG.csv").read_text() == "a\n1\n"
 
 

@@ -61,8 +61,12 @@ def _groups(made: RecipePlan, rows: Mapping[str, Row]) -> dict[str, list[str]]:
 
 def _analysed(made: RecipePlan, results: Sequence[RunResult], title: str, stem: Path) -> list[str]:
     """Analyse the runs of one scenario; write the picture and the table."""
-    analyse: Any = import_module(ANALYSES).analyse
-    found = analyse(made.recipe.analysis, results, **made.recipe.options)
+    module: Any = import_module(ANALYSES)
+    options = dict(made.recipe.options)
+    own = any(one.protocol for one in (*made.recipe.rows, *made.recipe.column))  # not one for all
+    if "protocol" in module.options_of(made.recipe.analysis) and not own:
+        options.setdefault("protocol", made.recipe.protocol)
+    found = module.analyse(made.recipe.analysis, results, **options)
     told = [f"{title}: {found.sentence}"]
     write_bytes(stem.with_suffix(".csv"), _sheet(found.table).encode())
     told.append(f"written: {stem.with_suffix('.csv')}")

@@ -8,7 +8,7 @@ print and for people who see no red. The look is that of ``report.figures``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -152,16 +152,26 @@ def _line(axes: Axes, line: Line, chosen: Mapping[str, Any]) -> None:
         axes.scatter(x, y, s=46, facecolors="none", edgecolors=chosen["color"], zorder=3)
 
 
-def error_bars(found: Sequence[Line], chart: Chart) -> Figure:
-    """Points with error bars, joined by lines."""
+def error_bars(panels: Mapping[str, tuple[Sequence[Line], Sequence[str]]], chart: Chart) -> Figure:
+    """Points with error bars joined by lines, a panel per setting; words are ticks at 0, 1, ...
+
+    Values that span more than a factor of twenty are on a logarithmic axis.
+    """
+    labels = dict.fromkeys(line.label for own, _ in panels.values() for line in own)
+    looks = {label: look(i) for i, label in enumerate(labels)}
     with style():
-        figure, (axes,) = panels_of(1, width=5.2, height=3.4)
-        for i, line in enumerate(found):
-            axes.errorbar(line.x, line.y, yerr=line.spread, capsize=3, markersize=5, **look(i))
-        put_axes(axes, chart)
-        if len(found) > 1:
-            put_legend(figure, {line.label: look(i) for i, line in enumerate(found)})
-        put_words(figure, chart, 76)
+        wide = 5.2 if len(panels) == 1 else 3.2
+        figure, all_axes = panels_of(len(panels), width=wide, height=3.4 if wide > 4 else 2.6)
+        for axes, (name, (found, ticks)) in zip(all_axes, panels.items(), strict=True):
+            for line in found:
+                own = looks[line.label]
+                axes.errorbar(line.x, line.y, yerr=line.spread, capsize=3, markersize=5, **own)
+            x = [v for line in found for v in line.x]
+            far = not ticks and min(x) > 0 and max(x) / min(x) >= 20
+            put_axes(axes, replace(chart, x=name, ticks=ticks, across="log" if far else "linear"))
+        if len(labels) > 1:
+            put_legend(figure, looks)
+        put_words(figure, chart, 76 if len(panels) == 1 else 90)
     return figure
 
 

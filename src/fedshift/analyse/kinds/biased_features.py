@@ -19,7 +19,7 @@ from torch import Tensor
 from fedshift.analyse.alike import caption, require_classes, series_of
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.kinds.embedding import plane
-from fedshift.analyse.outputs import Array, federation_of, outputs, some, trained_model
+from fedshift.analyse.outputs import Array, federation_of, outputs, own_models, some
 from fedshift.analyse.pictures import draw
 from fedshift.analyse.registry import register_kind
 from fedshift.base.errors import ConfigError, UnknownNameError
@@ -44,17 +44,25 @@ def biased_features(
     X1 and X2; both are divided by the spread of the same model's features of X1. ``true``,
     ``local`` and ``global`` are the shares of each class among X2: of the labels, and predicted;
     ``one_local`` and ``one_global`` are the probabilities that both give to X2's first sample.
-    Needs the protocol personal-trained, which keeps the models that sites have trained.
+    F_i is the model that the site has trained, before aggregation, which the protocol
+    personal-trained keeps, or its own one if the method keeps entries private. F_g is the model of
+    a run on pooled data (`deepall`) if there is one among the runs, as in the paper; else the
+    global model of the same run and round.
 
     Options: site: whose model, by default the first; by: what the site has not seen, classes or
     domains, by default classes if it lacks any; samples: the largest number per domain.
     """
     found = series_of(results, mixed=mixed)
     require_classes(found, "a biased classifier")
+    pooled = [one for one in found if one.runs[0].config.build().pools_sites]
+    looked_at = [one for one in found if one not in pooled]
+    if not looked_at:
+        raise ConfigError("runs on pooled data have no local model; give a federated run, too")
     table: Rows = []
     panels, numbers = {}, {}
-    for one in found:
-        looked = _look(one.runs[0], site, by, samples)
+    for one in looked_at:
+        reference = pooled[0].runs[0] if pooled else None
+        looked = _look(one.runs[0], reference, site, (by, samples))
         panels[one.label] = looked
         numbers[one.label] = looked.numbers()
         table += [
@@ -70,7 +78,10 @@ def biased_features(
         f"{numbers[least]['shift']:.2f} of their spread; it predicts "
         f"{100 * numbers[least]['into_own']:.0f} % of what it has not seen as classes it has seen."
     )
-    note = f"{caption(found)}; X1: {first.by} that {first.site} holds, X2: the others; t-SNE"
+    whose = f"F_g: {pooled[0].label}" if pooled else "F_g: of the same round"
+    note = (
+        f"{caption(found)}; {whose}; X1: {first.by} that {first.site} holds, X2: the others; t-SNE"
+    )
     figure = draw(lambda d: _figure(d, panels, note))
     return Finding(table, figure, sentence)
 
@@ -135,7 +146,10 @@ def gap(seen: Array, other: Array) -> float:
     return float(np.linalg.norm(seen.mean(0) - other.mean(0)) / max(spread(seen), 1e-300))
 
 
-def _look(run: RunResult, site: str, by: str, samples: int) -> LocalBias:
+def _look(
+    run: RunResult, reference: RunResult | None, site: str, options: tuple[str, int]
+) -> LocalBias:
+    by, samples = options
     federation = federation_of(run)
     name = site or next(iter(federation.sites))
     if name not in federation.sites:
@@ -144,8 +158,9 @@ def _look(run: RunResult, site: str, by: str, samples: int) -> LocalBias:
     own = np.bincount(labels.numpy(), minlength=len(federation.classes))
     kind = ("classes" if (own == 0).any() else "domains") if by == "auto" else by
     pool, seen = _pool(federation, name, kind, own, samples)
-    local = outputs(trained_model(run, name), pool)
-    glob = outputs(load_model(run, protocol=_same_round(run)), pool)
+    local = outputs(own_models(run, [name])[name], pool)
+    whole = load_model(reference) if reference else load_model(run, protocol=_same_round(run))
+    glob = outputs(whole, pool)
     if seen.all() or not seen.any():
         raise ConfigError(f"{name} has seen all {kind} or none, so there is nothing to compare")
     z, g, y = (t.numpy().astype(float) for t in (local[0], glob[0], local[2]))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedshift.analyse.alike import caption, series_of, under_protocol
+from fedshift.analyse.alike import NEUTRAL, caption, series_of, under_protocol
 from fedshift.analyse.finding import Finding, Rows
 from fedshift.analyse.pictures import draw
 from fedshift.analyse.registry import register_kind
@@ -29,53 +29,68 @@ def sweep(
     Values must be chosen on validation data (``split=val``); the test curve is for showing how
     sensitive a method is, never for choosing.
 
-    Options: over: a setting of the method (mu, or its owner's name first: proximal.mu), or of the
-    scenario (scenario.lr); by default what differs; split: test or val.
+    Options: over: settings of the method (mu, or its owner's name first: proximal.mu) or of the
+    scenario (scenario.lr), joined by commas; by default all that differ; split: test or val.
     """
-    key = over or _differing(results)
-    option = key.removeprefix("scenario.") if key.startswith("scenario.") else ""
-    values = [(value_of(run.config, key), run) for run in results]
-    runs: dict[tuple[str, Any], list[RunResult]] = {}
-    for value, run in values:
-        runs.setdefault((_without(run.label, key), value), []).append(run)
-    found = series_of(results, mixed=mixed, varied=(option,) if option else ())
+    keys = [word.strip() for word in over.split(",") if word.strip()] or _differing(results)
+    options = [k.removeprefix("scenario.") for k in keys if k.startswith("scenario.")]
+    found = series_of(results, mixed=mixed, varied=options)
     chosen, notes = under_protocol(found, protocol, mixed=mixed)
-    kept = chosen[0].protocol
     table: Rows = []
-    for (label, value), own in runs.items():
-        cell = cell_of(own, kept, "avg") if split == "test" else None
-        mean, std, n = (cell.mean, cell.std, cell.n) if cell else _validation(own, kept)
-        table.append(
-            {"method": label, key: value, "mean": mean, "std": std if n > 1 else None, "n": n}
-        )
-    table.sort(key=lambda row: (row["method"], _order(row[key])))
+    for key in keys:
+        table += _swept(results, key, chosen[0].protocol, split)
+    if not table:
+        told = ", ".join(keys) or "nothing"
+        raise ConfigError(f"no method has two values of what these runs differ in ({told})")
     best = max(table, key=lambda row: row["mean"])
-    spread = best["mean"] - min(r["mean"] for r in table if r["method"] == best["method"])
+    same = [r for r in table if (r["method"], r["setting"]) == (best["method"], best["setting"])]
+    spread = best["mean"] - min(row["mean"] for row in same)
     sentence = (
-        f"{best['method']} has its best {split} accuracy at {key}={best[key]}: {best['mean']:.1f} "
-        f"over {best['n']} seeds; the values differ by up to {spread:.1f} points."
+        f"{best['method']} has its best {split} accuracy at {best['setting']}={best['value']}: "
+        f"{best['mean']:.1f} over {best['n']} seeds; values differ by up to {spread:.1f} points."
     )
     if split == "test":
         notes.append("test accuracies: show how sensitive a method is with them, choose with val")
-    figure = draw(lambda d: _figure(d, table, key, (split, caption(chosen))))
+    figure = draw(lambda d: _figure(d, table, split, caption(chosen)))
     return Finding(table, figure, sentence, tuple(notes))
 
 
+def _swept(results: Sequence[RunResult], key: str, protocol: str, split: str) -> Rows:
+    """A row per method and value, of the methods that have two values; others are left out."""
+    groups: dict[str, dict[Any, list[RunResult]]] = {}
+    for run in results:
+        known = value_of(run.config, key)
+        if known is not None:
+            label = _without(run.label, key)
+            groups.setdefault(label, {}).setdefault(known, []).append(run)
+    table: Rows = []
+    for label, by_value in groups.items():
+        if len(by_value) < 2:
+            continue
+        for value in sorted(by_value, key=_order):
+            cell = _cell(by_value[value], protocol, split)
+            table.append(
+                {
+                    "method": label,
+                    "setting": key,
+                    "value": value,
+                    "mean": cell.mean,
+                    "std": cell.std if cell.n > 1 else None,
+                    "n": cell.n,
+                }
+            )
+    return table
+
+
 def value_of(config: RunConfig, key: str) -> Any:
-    """A run's value of a method's setting, or of an option of its scenario."""
+    """A run's value of a method's setting, or of an option of its scenario; None if it has none."""
     if key.startswith("scenario."):
-        options = flat(config.scenario)
-        name = key.removeprefix("scenario.")
-        if name not in options:
-            raise ConfigError(f"the scenario has no option {name!r}; check its name")
-        return options[name]
+        return flat(config.scenario).get(key.removeprefix("scenario."))
     owner, _, name = key.rpartition(".")
     found = list(_settings(config.composition, owner, name))
-    if not found:
-        raise ConfigError(f"{config.label} has no setting {key!r}; check the name")
     if len(found) > 1:
         raise ConfigError(f"{config.label} has {key!r} more than once; write OWNER.{name}")
-    return found[0]
+    return found[0] if found else None
 
 
 def _settings(node: Any, owner: str, name: str) -> Any:
@@ -90,16 +105,12 @@ def _settings(node: Any, owner: str, name: str) -> Any:
             yield from _settings(inner, owner, name)
 
 
-def _differing(results: Sequence[RunResult]) -> str:
-    """The one setting of the scenario or of the label in which runs differ."""
+def _differing(results: Sequence[RunResult]) -> list[str]:
+    """What the runs differ in: settings that labels name, and options of the scenario."""
     options = [flat(run.config.scenario) for run in results]
     apart = [k for k in options[0] if any(o.get(k) != options[0][k] for o in options)]
     words = {w for run in results for w in re.findall(r"([\w.-]+)=", run.label)}
-    names = [*sorted(words), *(f"scenario.{k}" for k in apart)]
-    if len(names) != 1:
-        told = ", ".join(names) or "nothing"
-        raise ConfigError(f"these runs differ in {told}; say which is swept over", "over=KEY")
-    return names[0]
+    return [*sorted(words), *(f"scenario.{k}" for k in apart if k not in NEUTRAL)]
 
 
 def _without(label: str, key: str) -> str:
@@ -113,35 +124,31 @@ def _without(label: str, key: str) -> str:
     return re.sub(r"[,\s]+(?=\]|$)", "", text).replace("[]", "")
 
 
-def _validation(runs: Sequence[RunResult], protocol: str) -> tuple[float, float, int]:
-    """Mean and deviation over seeds of the validation accuracy at each run's selected round."""
-    values = []
-    for run in runs:
-        outcome = run.outcome(protocol)
-        assert outcome is not None
-        values.append(dict(run.curve(protocol, "avg", "val"))[outcome.round])
-    cell = Cell.of(values)
-    return cell.mean, cell.std, cell.n
+def _cell(runs: Sequence[RunResult], protocol: str, split: str) -> Cell:
+    """Mean and deviation over seeds at each run's selected round."""
+    if split == "test":
+        return cell_of(runs, protocol, "avg")
+    found = [(run, o) for run in runs if (o := run.outcome(protocol)) is not None]
+    return Cell.of([dict(run.curve(protocol, "avg", "val"))[o.round] for run, o in found])
 
 
 def _order(value: Any) -> tuple[int, Any]:
     return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
-def _figure(d: Any, table: Rows, key: str, words: tuple[str, str]) -> Any:
-    split, note = words
-    plain = all(isinstance(row[key], int | float) for row in table)
-    values = [v for v, _ in sorted({(row[key], 0) for row in table}, key=lambda p: _order(p[0]))]
-    wide = plain and min(values) > 0 and max(values) / min(values) >= 20
-    lines = []
-    for method in dict.fromkeys(row["method"] for row in table):
-        own = [row for row in table if row["method"] == method]
-        x = [row[key] if plain else values.index(row[key]) for row in own]
-        spread = [row["std"] or 0.0 for row in own]
-        lines.append(d.Line(method, x, [row["mean"] for row in own], spread))
-    ticks = [] if plain else [str(v) for v in values]
-    across = "log" if wide else "linear"
-    note = f"{note}; bars: one std over seeds"
-    chart = d.Chart(f"{split} accuracy over {key}", note, key, f"{split} accuracy", across=across,
-                    ticks=ticks)  # fmt: skip
-    return d.error_bars(lines, chart)
+def _figure(d: Any, table: Rows, split: str, note: str) -> Any:
+    panels: dict[str, tuple[list[Any], list[str]]] = {}
+    for key in dict.fromkeys(row["setting"] for row in table):
+        rows = [row for row in table if row["setting"] == key]
+        values = sorted({row["value"] for row in rows}, key=_order)
+        plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        lines = []
+        for method in dict.fromkeys(row["method"] for row in rows):
+            own = [row for row in rows if row["method"] == method]
+            x = [row["value"] if plain else values.index(row["value"]) for row in own]
+            spread = [row["std"] or 0.0 for row in own]
+            lines.append(d.Line(method, x, [row["mean"] for row in own], spread))
+        panels[key] = lines, [] if plain else [str(v) for v in values]
+    chart = d.Chart(f"{split} accuracy over a setting", f"{note}; bars: one std over seeds",
+                    y=f"{split} accuracy")  # fmt: skip
+    return d.error_bars(panels, chart)

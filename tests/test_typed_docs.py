@@ -479,7 +479,7 @@ def test_the_page_on_data_names_every_kind_of_split_and_partition():
 def test_the_command_line_page_lists_every_option_of_every_command():
     """The table by command is exact, both ways; and what is said of an option is said once."""
     page = (ROOT / "docs/cli.md").read_text()
-    rows = re.findall(r"^\| `fedshift ([a-z ]+)` \| (.*) \|$", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `fedshift ([a-z -]+)` \| (.*) \|$", page, flags=re.MULTILINE)
     listed = {name: set(re.findall(r"--[a-z-]+", options)) for name, options in rows}
     assert listed == {name: options_of(command) for name, command in LEAVES.items()}
     meanings = page.partition("| option | meaning |")[2].partition("\n\n")[0]

@@ -220,6 +220,7 @@ def compare(
             show_default="rounds",
         ),
     ] = None,
+    tune: opt.Tune = None,
     executor: opt.Executor = "local",
     executor_set: opt.ExecutorSet = None,
     print_jobs: opt.PrintJobs = False,
@@ -255,6 +256,10 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    if tune is not None and (print_jobs or dry_run):
+        raise ConfigError(
+            "--tune chooses settings as it goes; leave out --print-jobs and --dry-run"
+        )
     if print_jobs:
         print_commands(plan(methods, scenarios, chosen, out))
         return
@@ -262,7 +267,10 @@ def compare(
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
         return
-    if not quiet and (guess := estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)):
+    guess = (
+        [] if quiet or tune else estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)
+    )
+    if guess:
         announce(guess, opt.processes(opt.workers_of(workers)), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
@@ -276,6 +284,7 @@ def compare(
             against=against,
             executor=executor,
             executor_options=opt.executor_options(executor_set),
+            tune=tune,
         )
     publish(found, out, as_json=as_json, quiet=quiet)
 

@@ -78,9 +78,13 @@ DryRun = Annotated[
     ),
 ]
 Executor = Annotated[
-    str,
+    str, typer.Option(help="Where runs are played: local, ray, or slurm (through submitit).")
+]
+Tune = Annotated[
+    int | None,
     typer.Option(
-        help="Where runs are played: local, ray, or slurm (through submitit).",
+        help="Trials of every method, chosen among on validation data before they are compared.",
+        min=1,
     ),
 ]
 ExecutorSet = Annotated[

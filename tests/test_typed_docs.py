@@ -30,7 +30,7 @@ from fedshift.analyse import Finding
 from fedshift.analyse import options_of as options_of_kind
 from fedshift.base.errors import DataError, FedshiftError
 from fedshift.cli import main
-from fedshift.cli.commands import app
+from fedshift.cli.commands import app, split_methods
 from fedshift.core.registry import BACKBONES, METHODS
 from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Scenario
@@ -291,6 +291,7 @@ class Typed:
         monkeypatch.setattr("fedshift.experiment.run.execute", self._execute)
         monkeypatch.setattr("fedshift.experiment.compare._attempt", self._attempt)
         monkeypatch.setattr("fedshift.experiment.compare.cores", lambda: 1)
+        monkeypatch.setattr("fedshift.experiment.sweep.cores", lambda: 1)
         monkeypatch.setattr("fedshift.claims.run.cores", lambda: 1)
         monkeypatch.setattr("fedshift.claims.run.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.matched_rounds", _same_rounds)
@@ -337,7 +338,7 @@ class Typed:
         """Needs another machine, the hub, a shell, or a device that may not be here."""
         local = ("server", "init"), ("site", "init"), ("server", "renew")
         away = words[0] in ("server", "site") and tuple(words[:2]) not in local
-        return away or "hub" in words or "cuda" in words
+        return away or "hub" in words or "cuda" in words or "--executor" in words
 
     def _typed(self, words: list[str]) -> str:
         told = {"--help", "--resume", "--method"} & {*words}
@@ -360,7 +361,9 @@ class Typed:
                 context = command.make_context(command.name, rest, parent=context)
             if context.params.get("method"):
                 own, changes = split_settings(context.params["settings"])
-                build_method(context.params["method"]).with_(**own)
+                given = context.params["method"]
+                for one in split_methods([given] if isinstance(given, str) else list(given)):
+                    build_method(one).with_(**own)
                 scenario_from("digits", None, None, changes)
         except click.exceptions.Exit:
             return ""
@@ -489,7 +492,7 @@ def test_the_page_on_data_names_every_kind_of_split_and_partition():
 def test_the_command_line_page_lists_every_option_of_every_command():
     """The table by command is exact, both ways; and what is said of an option is said once."""
     page = (ROOT / "docs/cli.md").read_text()
-    rows = re.findall(r"^\| `fedshift ([a-z ]+)` \| (.*) \|$", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `fedshift ([a-z -]+)` \| (.*) \|$", page, flags=re.MULTILINE)
     listed = {name: set(re.findall(r"--[a-z-]+", options)) for name, options in rows}
     assert listed == {name: options_of(command) for name, command in LEAVES.items()}
     meanings = page.partition("| option | meaning |")[2].partition("\n\n")[0]

@@ -51,6 +51,8 @@ def planted(numbers: Numbers, played: list[str]):
         summary = summarise(config, history, **facts)
         if path is not None:
             (path / "summary.json").write_text(json.dumps(summary))
-        return RunResult(config, history, summary, path)
+        result = RunResult(config, history, summary, path)
+        listener.finished(result)
+        return result
 
     return execute

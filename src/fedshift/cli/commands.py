@@ -21,9 +21,10 @@ from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
 from fedshift.cli.export import export
+from fedshift.cli.export_log import export_log
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
-from fedshift.cli.published import announce, print_commands, publish, split_methods
+from fedshift.cli.published import announce, logged, print_commands, publish, split_methods
 from fedshift.cli.report import report
 from fedshift.cli.reproduce import reproduce
 from fedshift.cli.show import show
@@ -54,6 +55,7 @@ app.add_typer(claims_app, name="claims")
 app.command()(analyse)
 app.command()(card)
 app.command()(export)
+app.command()(export_log)
 app.command()(ledger)
 app.command()(predict)
 app.command()(reproduce)
@@ -136,6 +138,7 @@ def run(
             "--requeue", help="Begin the run, or continue it if it was begun: for schedulers."
         ),
     ] = False,
+    log: opt.Log = None,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -183,8 +186,8 @@ def run(
     if not quiet and not path.exists() and worth_a_warm_up(config):
         announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
-        again = resume or requeue
-        options = Options(again, transport, board.watch(config), count, policy, compute)
+        listener = logged(board.watch, log, path.parent)(config)
+        options = Options(resume or requeue, transport, listener, count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
@@ -227,9 +230,11 @@ def compare(
             show_default="rounds",
         ),
     ] = None,
+    tune: opt.Tune = None,
     executor: opt.Executor = "local",
     executor_set: opt.ExecutorSet = None,
     print_jobs: opt.PrintJobs = False,
+    log: opt.Log = None,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -261,6 +266,10 @@ def compare(
         for name in item.split(",")
     ]
     tune_process()
+    if tune is not None and (print_jobs or dry_run):
+        raise ConfigError(
+            "--tune chooses settings as it goes; leave out --print-jobs and --dry-run"
+        )
     if print_jobs:
         print_commands(plan(methods, scenarios, chosen, out))
         return
@@ -268,7 +277,10 @@ def compare(
         guess = estimates(methods, scenarios, seeds=chosen, out=out)
         announce(guess, opt.processes(opt.workers_of(workers)), as_json=as_json)
         return
-    if not quiet and (guess := estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)):
+    guess = (
+        [] if quiet or tune else estimates(methods, scenarios, seeds=chosen, out=out, cheaply=True)
+    )
+    if guess:
         announce(guess, opt.processes(opt.workers_of(workers)), dry=False)
     with ProgressBoard(quiet=quiet) as board:
         found = compare_runs(
@@ -277,11 +289,12 @@ def compare(
             seeds=chosen,
             out=out,
             workers=opt.workers_of(workers),
-            watch=board.watch,
+            watch=logged(board.watch, log, out),
             references=references,
             against=against,
             executor=executor,
             executor_options=opt.executor_options(executor_set),
+            tune=tune,
         )
     publish(found, out, as_json=as_json, quiet=quiet)
 

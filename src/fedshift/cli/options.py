@@ -78,9 +78,13 @@ DryRun = Annotated[
     ),
 ]
 Executor = Annotated[
-    str,
+    str, typer.Option(help="Where runs are played: local, ray, or slurm (through submitit).")
+]
+Tune = Annotated[
+    int | None,
     typer.Option(
-        help="Where runs are played: local, ray, or slurm (through submitit).",
+        help="Trials of every method, chosen among on validation data before they are compared.",
+        min=1,
     ),
 ]
 ExecutorSet = Annotated[
@@ -96,6 +100,12 @@ PrintJobs = Annotated[
     typer.Option(
         "--print-jobs",
         help="Play nothing; print one command per run that is left, for any scheduler.",
+    ),
+]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", help="Also log to tensorboard or mlflow, in files beside the runs; repeatable."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]

@@ -68,6 +68,7 @@ def compare(  # noqa: PLR0913  every choice by keyword
     quiet: bool = False,
     executor: str = "local",
     executor_options: Mapping[str, Any] | None = None,
+    tune: int | None = None,
     **changes: Any,
 ) -> Comparison:
     """Train every method in every scenario with every seed, and put the results side by side.
@@ -90,12 +91,30 @@ def compare(  # noqa: PLR0913  every choice by keyword
         executor: where the runs are played: ``local``, ``ray`` or ``slurm``; the last two need
             ``out`` in a folder that all machines see.
         executor_options: what the executor takes, such as ``{"slurm_partition": "cpu"}``.
+        tune: give every method so many trials: its defaults and settings drawn around them, played
+            with the first seed. The best on validation data is compared, and tables say so.
         **changes: other values of the scenarios, ``rounds=10``.
     """
     if isinstance(seeds, int):
         raise ConfigError(f"seeds is {seeds}; it takes a list such as [0, 1, 2], or range({seeds})")
     require_executor(executor, out)
     chosen = [find_scenario(scenario, **changes) for scenario in listed(scenarios)]
+    if tune is not None:
+        from fedshift.experiment.tuning import tuned  # noqa: PLC0415  it calls compare
+
+        with watching(quiet=quiet or watch is not None) as default:
+            return tuned(
+                listed(methods),
+                chosen,
+                tune,
+                watch=watch or default,
+                workers=workers or cores(),
+                executor={"executor": executor, "options": executor_options},
+                seeds=list(seeds),
+                out=out,
+                references=references,
+                against=against,
+            )
     wanted = with_local(listed(methods)) if references else listed(methods)
     jobs = plan(wanted, chosen, seeds, out)
     require_reference(against, jobs, references=references)

@@ -280,6 +280,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)  # runs in the folder that are of older data
     against: str | None = None  # the method that tables compare the others with, if any
     remarks: dict[str, str] = field(default_factory=dict)  # what to conclude, by scenario's name
+    tuned: str = ""  # how the settings of the methods were chosen, if they were
 
     @property
     def methods(self) -> list[str]:

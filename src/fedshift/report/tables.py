@@ -237,6 +237,7 @@ class Summary:
     differences: Mapping[tuple[str, str], Sequence[Cell]] = field(default_factory=dict)
     measure: str = "Accuracy in per cent"
     further: tuple[str, ...] = ()  # measures that have columns too, as classes are uneven
+    tuned: str = ""  # how the settings were chosen, if they were
 
     @property
     def rows(self) -> list[TableRow]:
@@ -266,7 +267,8 @@ class Summary:
         further = ", ".join(FURTHER[key] for key in self.further)
         beside = f" ({further} too, as classes are uneven)" if further else ""
         number = f"{self.measure}{beside}, AVG over domains, {seeds_note(self.rows)}"
-        return f"{number}; {self.chosen}{samples}; bold: a lead beyond the interval"
+        tuned = f"; {self.tuned}" if self.tuned else ""
+        return f"{number}; {self.chosen}{tuned}{samples}; bold: a lead beyond the interval"
 
     @property
     def apart(self) -> list[list[str]]:
@@ -332,6 +334,7 @@ def _summary(comparison: Comparison, name: str, against: str) -> Summary:
         samples_note(runs),
         measure=measure_note(runs[0]),
         further=further_of(runs),
+        tuned=comparison.tuned,
     )
     if not against:
         return made

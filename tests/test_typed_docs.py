@@ -27,7 +27,7 @@ from PIL import Image
 import fedshift as api
 from fedshift.base.errors import DataError, FedshiftError
 from fedshift.cli import main
-from fedshift.cli.commands import app
+from fedshift.cli.commands import app, split_methods
 from fedshift.core.registry import BACKBONES, METHODS
 from fedshift.core.registry import build as build_method
 from fedshift.core.scenario import Scenario
@@ -279,6 +279,7 @@ class Typed:
         monkeypatch.setattr("fedshift.experiment.run.execute", self._execute)
         monkeypatch.setattr("fedshift.experiment.compare._attempt", self._attempt)
         monkeypatch.setattr("fedshift.experiment.compare.cores", lambda: 1)
+        monkeypatch.setattr("fedshift.experiment.sweep.cores", lambda: 1)
         monkeypatch.setattr("fedshift.claims.run.cores", lambda: 1)
         monkeypatch.setattr("fedshift.claims.run.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.matched_rounds", _same_rounds)
@@ -324,7 +325,7 @@ class Typed:
         """Needs another machine, the hub, a shell, or a device that may not be here."""
         local = ("server", "init"), ("site", "init"), ("server", "renew")
         away = words[0] in ("server", "site") and tuple(words[:2]) not in local
-        return away or "hub" in words or "cuda" in words
+        return away or "hub" in words or "cuda" in words or "--executor" in words
 
     def _typed(self, words: list[str]) -> str:
         told = {"--help", "--resume", "--method"} & {*words}
@@ -347,7 +348,9 @@ class Typed:
                 context = command.make_context(command.name, rest, parent=context)
             if context.params.get("method"):
                 own, changes = split_settings(context.params["settings"])
-                build_method(context.params["method"]).with_(**own)
+                given = context.params["method"]
+                for one in split_methods([given] if isinstance(given, str) else list(given)):
+                    build_method(one).with_(**own)
                 scenario_from("digits", None, None, changes)
         except click.exceptions.Exit:
             return ""

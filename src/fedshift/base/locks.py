@@ -35,7 +35,7 @@ class FolderTakenError(RunError):
 
 
 @dataclass(frozen=True)
-class Writer:
+class FolderWriter:
     """Who has the lock of a folder, or had it when it was killed."""
 
     host: str
@@ -66,18 +66,18 @@ def lock_of(folder: Path) -> Path:
     return real.with_name(f".{real.name}.lock")
 
 
-def writer_of(folder: Path) -> Writer | None:
+def writer_of(folder: Path) -> FolderWriter | None:
     """Who writes a folder, without taking the lock; None if nobody does."""
     return _signed(lock_of(folder))
 
 
-def _signed(lock: Path) -> Writer | None:
+def _signed(lock: Path) -> FolderWriter | None:
     try:
         age = time.time() - lock.stat().st_mtime
         host, _, pid = lock.read_text(errors="replace")[:300].strip().partition(" ")
     except OSError:
         return None
-    return Writer(printable(host), int(pid) if pid.isdecimal() else 0, max(0.0, age))
+    return FolderWriter(printable(host), int(pid) if pid.isdecimal() else 0, max(0.0, age))
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.export_log import export_log
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
-from fedshift.cli.published import announce, print_commands, publish, split_methods
+from fedshift.cli.published import announce, logged, print_commands, publish, split_methods
 from fedshift.cli.report import report
 from fedshift.cli.show import show
 from fedshift.cli.sweep import sweep
@@ -47,6 +48,7 @@ app.add_typer(site_app, name="site")
 app.add_typer(claims_app, name="claims")
 
 
+app.command()(export_log)
 app.command()(ledger)
 app.command()(predict)
 app.command()(report)
@@ -128,6 +130,7 @@ def run(
             "--requeue", help="Begin the run, or continue it if it was begun: for schedulers."
         ),
     ] = False,
+    log: opt.Log = None,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -175,8 +178,8 @@ def run(
     if not quiet and not path.exists() and worth_a_warm_up(config):
         announce([(estimate(config, whole), 1)], opt.processes(count), dry=False)
     with ProgressBoard(quiet=quiet) as board:
-        again = resume or requeue
-        options = Options(again, transport, board.watch(config), count, policy, compute)
+        listener = logged(board.watch, log, path.parent)(config)
+        options = Options(resume or requeue, transport, listener, count, policy, compute)
         result = execute(config, whole, path, options)
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
@@ -222,6 +225,7 @@ def compare(
     executor: opt.Executor = "local",
     executor_set: opt.ExecutorSet = None,
     print_jobs: opt.PrintJobs = False,
+    log: opt.Log = None,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -269,7 +273,7 @@ def compare(
             seeds=chosen,
             out=out,
             workers=opt.workers_of(workers),
-            watch=board.watch,
+            watch=logged(board.watch, log, out),
             references=references,
             against=against,
             executor=executor,

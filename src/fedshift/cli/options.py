@@ -98,6 +98,12 @@ PrintJobs = Annotated[
         help="Play nothing; print one command per run that is left, for any scheduler.",
     ),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", help="Also log to tensorboard or mlflow, in files beside the runs; repeatable."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 

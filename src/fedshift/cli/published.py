@@ -47,6 +47,15 @@ def publish(found: Any, out: Path, *, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
+def logged(watch: Any, log: list[str] | None, out: Path) -> Any:
+    """``--log``: the listeners of runs, which then tell trackers too."""
+    if not log:
+        return watch
+    from fedshift.experiment.trackers import tracked
+
+    return tracked(watch, log, out)
+
+
 def print_commands(jobs: Any) -> None:
     """One command per run that is left; ``jobs`` are those of a plan."""
     from fedshift.experiment.job_files import job_files

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.engine.spawn import needs_script
-from fedshift.experiment.executors import Executor, Futures, Unit, WorkerLostError
+from fedshift.experiment.executors import Executor, Futures, Playable, WorkerLostError
 
 SLURM = {"timeout_min": 24 * 60, "cpus_per_task": 1}  # what a job asks for unless told otherwise
 PAUSE = 0.2  # seconds between two questions whether a job has ended
@@ -29,7 +29,7 @@ def cluster(
     work: Callable[[Any], Any],
     slots: int,
     options: Mapping[str, Any],
-    jobs: Sequence[Unit],
+    jobs: Sequence[Playable],
 ) -> Executor[Any, Any]:
     """The executor of that name, ``ray`` or ``slurm``."""
     if needs_script(jobs):

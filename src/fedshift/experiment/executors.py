@@ -26,7 +26,7 @@ LOOK = 2.0  # seconds between two looks at runs that others play
 NAMES = ("local", "ray", "slurm")
 
 
-class Unit(Protocol):
+class Playable(Protocol):
     """A run to execute."""
 
     @property
@@ -40,7 +40,7 @@ class Unit(Protocol):
         ...
 
 
-J = TypeVar("J", bound=Unit)
+J = TypeVar("J", bound=Playable)
 R = TypeVar("R")
 
 

@@ -1,4 +1,4 @@
-"""How to make the runs of a page again: run files, and the commands that play them.
+"""How to make the runs of a page again: complete run files, and the seeds to play them with.
 
 ``report.html`` prints them, so that whoever is sent a page can repeat it without the run
 directories. A run file is complete: every setting is in it, defaults of today included.
@@ -19,12 +19,12 @@ from fedshift.runs.run_file import run_file_text
 
 @dataclass(frozen=True)
 class Rerun:
-    """The run file of one method in one scenario, and the commands for its seeds."""
+    """The run file of one method in one scenario, and its seeds; the page has the commands."""
 
     method: str
-    file: str
+    name: str  # of the file, and of new run directories
     text: str
-    commands: str
+    seeds: tuple[int, ...]
     note: str = ""
 
 
@@ -43,15 +43,12 @@ def _rerun(runs: Sequence[RunResult], name: str) -> Rerun:
     first = runs[0]
     text = run_file_text(first.config, _compute(first), f"{name}.toml")
     seeds = [r.config.seed for r in runs]
-    commands = "\n".join(
-        f"fedshift run {name}.toml --seed {seed} --out again/{name}-s{seed}" for seed in seeds
-    )
     note = "" if first.config.replayable else "Its method was a Python object: pass it from Python."
     if reason := _others(first.config, runs):
         note = (
             f"{note} Runs of other seeds differ in {reason}; the file is that of seed {seeds[0]}."
         )
-    return Rerun(first.label, f"{name}.toml", text, commands, note.strip())
+    return Rerun(first.label, name, text, tuple(seeds), note.strip())
 
 
 def _compute(result: RunResult) -> Compute:

@@ -1,6 +1,6 @@
 """Runs as they go, in the browser: one page on this machine, which asks for what is new.
 
-``fedshift watch --web`` serves it. The server only reads, answers two addresses and serves no file:
+``fedshift watch`` serves it. The server only reads, answers two addresses and serves no file:
 ``/`` is the page, ``/runs.json`` what has happened. It listens on the loopback interface, and a
 request must name it so in its ``Host`` header: a page from elsewhere whose name was made to point
 here (DNS rebinding) is refused. Runs are looked at when somebody asks, so a view that nobody has

@@ -23,6 +23,7 @@ from fedshift.cli.export import export
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, publish, split_methods
+from fedshift.cli.serve import serve
 from fedshift.cli.show import show
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ app.command()(card)
 app.command()(export)
 app.command()(ledger)
 app.command()(predict)
+app.command()(serve)
 app.command()(show)
 
 

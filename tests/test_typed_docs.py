@@ -335,10 +335,11 @@ class Typed:
 
     @staticmethod
     def _remote(words: list[str]) -> bool:
-        """Needs another machine, the hub, a shell, or a device that may not be here."""
+        """Needs another machine, the hub, a shell, a port, or a device that may not be here."""
         local = ("server", "init"), ("site", "init"), ("server", "renew")
         away = words[0] in ("server", "site") and tuple(words[:2]) not in local
-        return away or "hub" in words or "cuda" in words or "--executor" in words
+        elsewhere = {"hub", "cuda", "--executor"} & {*words}
+        return away or words[0] == "serve" or bool(elsewhere)
 
     def _typed(self, words: list[str]) -> str:
         told = {"--help", "--resume", "--method"} & {*words}

@@ -27,6 +27,7 @@ from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, logged, print_commands, publish, split_methods
 from fedshift.cli.report import report
 from fedshift.cli.reproduce import reproduce
+from fedshift.cli.serve import serve
 from fedshift.cli.show import show
 from fedshift.cli.sweep import sweep
 from fedshift.cli.watch import watch
@@ -60,6 +61,7 @@ app.command()(ledger)
 app.command()(predict)
 app.command()(reproduce)
 app.command()(report)
+app.command()(serve)
 app.command()(show)
 app.command()(sweep)
 app.command()(watch)

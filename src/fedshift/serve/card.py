@@ -272,4 +272,4 @@ def _reproduce(result: RunResult) -> list[str]:
     assert result.path is not None
     if not (result.path / "experiment.toml").exists():
         return []
-    return ["fedshift run experiment.toml --out again  # the file is in the run directory"]
+    return ["fedshift run experiment.toml  # in a folder with a copy of the run's file"]

@@ -66,7 +66,8 @@ def _onnx(graph: Graph, path: Path, about: Mapping[str, Any]) -> None:
     assert program is not None
     proto = program.model_proto
     entry = proto.metadata_props.add()
-    entry.key, entry.value = KEY, json.dumps(about)
+    told = dict(about) | {"table": graph.model.inputs and graph.model.inputs.table}
+    entry.key, entry.value = KEY, json.dumps(told)  # the record serves raw rows, see `predictor`
     write_bytes(path, proto.SerializeToString())
 
 

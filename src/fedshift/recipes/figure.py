@@ -63,8 +63,9 @@ def _analysed(made: RecipePlan, results: Sequence[RunResult], title: str, stem: 
     """Analyse the runs of one scenario; write the picture and the table."""
     module: Any = import_module(ANALYSES)
     options = dict(made.recipe.options)
-    own = any(one.protocol for one in (*made.recipe.rows, *made.recipe.column))  # not one for all
-    if "protocol" in module.options_of(made.recipe.analysis) and not own:
+    named = [row.protocol for row in made.recipe.rows]
+    named += [column.protocol for column in made.recipe.column]
+    if "protocol" in module.options_of(made.recipe.analysis) and not any(named):  # one for all
         options.setdefault("protocol", made.recipe.protocol)
     found = module.analyse(made.recipe.analysis, results, **options)
     told = [f"{title}: {found.sentence}"]

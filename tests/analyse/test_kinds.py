@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -10,11 +11,14 @@ import statistics
 
 import numpy as np
 import pytest
+import torch
 from made_history import made_run, write_ledger
 
 import fedshift
 from fedshift.analyse import ANALYSES, analyse, options_of
 from fedshift.analyse.finding import Finding, as_csv, as_json, as_markdown, shown
+from fedshift.analyse.kinds.biased_features import pool_of
+from fedshift.analyse.outputs import federation_of
 from fedshift.base.errors import ConfigError, FedshiftError, UnknownNameError
 from fedshift.cli import main
 from fedshift.report.load import load_run
@@ -148,7 +152,11 @@ def test_cost_counts_bytes_per_visit_and_time_relative_to_the_control(tmp_path):
     def run(method, seconds, up):
         path = tmp_path / method
         write_ledger(
-            path, {1: [("train", "up", up), ("train", "up", 3 * up), ("train", "down", 7)]}
+            path,
+            {
+                0: [("enrol", "up", 9999), ("enrol", "down", 9999)],
+                1: [("train", "up", up), ("train", "up", 3 * up), ("train", "down", 7)],
+            },
         )
         more = [{"seconds": s} for s in seconds]
         return made_run(two((1, 2), (1, 2), (1, 2)), method=method, path=path, more=more)
@@ -217,6 +225,11 @@ def test_a_sweep_of_two_settings_has_a_line_for_each_value_of_the_other():
         ("mu", "moon"): [(1.0, 50), (5.0, 60)],
         ("mu", "moon[tau=0.1]"): [(1.0, 40), (5.0, 30)],
     }
+    one_at_a_time = analyse("sweep", made[:3]).table  # a single point is no line
+    assert {(row["setting"], row["method"]) for row in one_at_a_time} == {
+        ("tau", "moon"),
+        ("mu", "moon"),
+    }
 
 
 def test_a_ranking_is_over_the_domains_and_seeds_that_all_have():
@@ -253,6 +266,17 @@ def test_runs_that_differ_in_more_than_the_method_are_refused_and_labelled_if_as
     assert refused.value.options == ("mixed",)
     labels = [row["method"] for row in analyse("curves", made, mixed=True).table]
     assert all(f"{word}=" in label for label in labels)
+
+
+def test_runs_of_other_data_are_refused_but_not_for_a_public_set_of_one_method():
+    def run(method, data, *allow):
+        made = made_run(two((50, 60)), method=method, allow=("client_val", "domain_ids", *allow))
+        return dataclasses.replace(made, config=made.config.model_copy(update={"data": data}))
+
+    with pytest.raises(ConfigError, match="differ in data version"):
+        analyse("curves", [run("fedavg", "a"), run("fedprox", "b")])
+    found = analyse("curves", [run("fedavg", "a"), run("fedprox", "ab", "public_set")])
+    assert {row["method"] for row in found.table} == {"fedavg", "fedprox"}
 
 
 def test_protocols_are_not_mixed_unless_asked():
@@ -351,8 +375,6 @@ def test_an_embedding_has_a_point_per_sample_and_panels_per_method(fedavg):
 def test_reliability_is_of_the_kept_predictions(plain, tmp_path):
     out = np.log(np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]))
     run = type(plain)(plain.config, plain.history, plain.summary, tmp_path)
-    import torch
-
     kept = KeptPredictions(
         "global", 1, "dark", torch.tensor([0, 1, 1]), torch.tensor(out, dtype=torch.float32)
     )
@@ -398,6 +420,16 @@ def test_biased_features_compare_a_site_with_the_global_model(fedavg):
     assert found.table[0]["shift"] > 0
     with pytest.raises(UnknownNameError, match="bright-0"):
         analyse("biased-features", [fedavg], site="brite-0")
+
+
+def test_what_a_site_has_seen_are_its_domain_or_its_classes(fedavg):
+    federation = federation_of(fedavg)
+    pool, seen = pool_of(federation, "bright-0", "domains", np.ones(4), 100)
+    numbers = pool.domains_at(torch.arange(len(pool))).numpy()
+    assert seen.sum() == 16
+    assert (seen == (numbers == 1)).all()  # bright is the second domain
+    pool, seen = pool_of(federation, "bright-0", "classes", np.array([5, 0, 1, 0]), 100)
+    assert (seen == np.isin(pool.labels.numpy(), [0, 2])).all()
 
 
 def test_the_reference_of_biased_features_is_a_run_on_pooled_data_if_there_is_one(fedavg, runs):

@@ -195,6 +195,13 @@ def test_focus_is_the_share_of_positions_with_heat():
 def test_the_layers_of_a_net_are_the_last_weights_of_its_stages():
     net, _ = linear_net()
     assert last_weights(net) == {"maps": "conv.weight", "head": "head.weight"}
+    block = nn.Sequential(
+        nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+    )
+    parts = {"block": block, "pool": MeanOfMaps(), "head": nn.Linear(3, 4)}
+    stages = {"maps": ["block"], "mean": ["pool"]}
+    net = Net(parts, stages=stages, head="head", shape=(2, 6, 5), classes=4)
+    assert last_weights(net) == {"maps": "block.2.weight", "head": "head.weight"}
 
 
 def test_flops_are_two_per_multiplication_and_addition():

@@ -36,7 +36,9 @@ def series_of(
     ``varied`` names options of the scenario that may differ, because the kind is about them; runs
     that differ in one of them are different series.
     """
-    facts = [_facts(run, varied) for run in results]
+    # A fingerprint covers the public set where a run may use one, and methods differ in that.
+    one_kind = len({"public_set" in run.config.scenario.allow for run in results}) == 1
+    facts = [_facts(run, varied, data=one_kind) for run in results]
     keys = dict.fromkeys(key for own in facts for key in own)
     differing = [k for k in keys if any(own.get(k) != facts[0].get(k) for own in facts)]
     if differing and not mixed:
@@ -65,12 +67,12 @@ def _series(label: str, runs: Sequence[RunResult]) -> Series:
     return Series(label, tuple(sorted(runs, key=lambda run: run.config.seed)))
 
 
-def _facts(run: RunResult, varied: Collection[str]) -> dict[str, Any]:
+def _facts(run: RunResult, varied: Collection[str], *, data: bool) -> dict[str, Any]:
     """What must be the same: the scenario's name, its options, and the data."""
     scenario = run.config.scenario
     left_out = NEUTRAL | set(varied)
     options = {k: v for k, v in compared(scenario, flat(scenario)).items() if k not in left_out}
-    known = {"data version": run.config.data} if run.config.data and "data" not in varied else {}
+    known = {"data version": run.config.data} if run.config.data and data else {}
     first = {"scale": scenario.scale, "scored": scenario.scored}
     return first | {"scenario": scenario.name} | options | known
 

@@ -157,7 +157,7 @@ def _look(
     labels = federation.sites[name].data.train.labels
     own = np.bincount(labels.numpy(), minlength=len(federation.classes))
     kind = ("classes" if (own == 0).any() else "domains") if by == "auto" else by
-    pool, seen = _pool(federation, name, kind, own, samples)
+    pool, seen = pool_of(federation, name, kind, own, samples)
     local = outputs(own_models(run, [name])[name], pool)
     whole = load_model(reference) if reference else load_model(run, protocol=_same_round(run))
     glob = outputs(whole, pool)
@@ -189,7 +189,7 @@ def _same_round(run: RunResult) -> Any:
     return "personal" if trained else "personal-trained"
 
 
-def _pool(
+def pool_of(
     federation: Federation, site: str, kind: str, own: Array, samples: int
 ) -> tuple[Any, Array]:
     """Test samples of the training domains, and of each whether the site has seen its like."""

@@ -325,7 +325,9 @@ class Typed:
         """Needs another machine, the hub, a shell, or a device that may not be here."""
         local = ("server", "init"), ("site", "init"), ("server", "renew")
         away = words[0] in ("server", "site") and tuple(words[:2]) not in local
-        return away or "hub" in words or "cuda" in words or "--executor" in words
+        return bool(
+            away or "hub" in words or "cuda" in words or {"--executor", "mlflow"} & {*words}
+        )
 
     def _typed(self, words: list[str]) -> str:
         told = {"--help", "--resume", "--method"} & {*words}

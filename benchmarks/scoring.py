@@ -22,7 +22,7 @@ from fedshift.engine.scored_once import ScoredOnce
 from fedshift.experiment import session as sessions
 from fedshift.experiment.scenario import scenario_from
 
-PAIRS = 6
+PAIRS = 4
 CLIENTS = (1, 4, 16)
 
 
@@ -50,7 +50,8 @@ def timed(opened: sessions.Session) -> tuple[float, float]:
 
 def compare(clients: int) -> None:
     """Print both shares and their ratio for so many clients per domain."""
-    changes = {"partition.clients_per_domain": clients, "protocols": ("personal",)}
+    changes = {"partition.clients_per_domain": clients, "partition.samples_per_client": 8}
+    changes |= {"protocols": ("personal",)}
     changes |= {"rounds": 2 * PAIRS + 2, "evaluate_every": 1, "steps": 4}
     config, method = configure("fedavg", scenario_from("digits", None, None, changes))
     with one_thread():

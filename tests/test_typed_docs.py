@@ -338,7 +338,7 @@ class Typed:
         """Needs another machine, the hub, a shell, a port, or a device that may not be here."""
         local = ("server", "init"), ("site", "init"), ("server", "renew")
         away = words[0] in ("server", "site") and tuple(words[:2]) not in local
-        elsewhere = {"hub", "cuda", "--executor"} & {*words}
+        elsewhere = {"hub", "cuda", "mlflow", "--executor"} & {*words}
         return away or words[0] == "serve" or bool(elsewhere)
 
     def _typed(self, words: list[str]) -> str:

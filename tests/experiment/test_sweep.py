@@ -310,6 +310,7 @@ def test_every_printed_command_gives_exactly_the_planned_run(
     for line in lines:
         typed = shlex.split(line)
         assert typed[:2] == ["fedshift", "run"]
+        assert "--requeue" in typed
         out = Path(typed[typed.index("--out") + 1])
         nothing = dict.fromkeys(("method", "scenario", "scale", "seed", "settings"))
         config, _ = configured(read_file(Path(typed[2])), allow=(), without=(), **nothing)

@@ -37,6 +37,7 @@ from fedshift.data.federation import Site
 from fedshift.data.samples import Samples
 from fedshift.engine.attacks import hostile_sites
 from fedshift.engine.inputs import InputGuard
+from fedshift.engine.scored_once import ScoredOnce, scores_alike
 from fedshift.engine.training import LocalTraining
 
 
@@ -72,6 +73,10 @@ class Worker:
             self.method, self.scenario, self.net, self.inputs, self.keys(Scope.FIXED)
         )
         self.training.hostile = self.hostile
+        own = self.keys(Scope.PRIVATE) | self.keys(Scope.PERSONAL)
+        trained = self.scenario.keeps_trained  # each client's own model may be scored
+        self.alike = scores_alike(self.method) and not own and not trained
+        self.once = ScoredOnce()
 
     def keys(self, scope: Scope) -> frozenset[str]:
         """Names of the entries whose scope is ``scope``."""
@@ -330,9 +335,10 @@ class Worker:
         metrics: dict[str, float] = {}
         for split in ("val", "test"):
             samples, cells = getattr(client.site.data, split), split == "test"
-            found = score(
-                predict, samples, self.scenario.task, cells=cells and self.scenario.confusion
+            counted = partial(
+                score, predict, samples, self.scenario.task, cells=cells and self.scenario.confusion
             )
+            found = self.once.score(self.entries, samples, counted) if self.alike else counted()
             metrics |= {f"{split}/{key}": value for key, value in found.items()}
         return metrics
 

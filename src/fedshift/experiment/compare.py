@@ -194,15 +194,16 @@ def plan(
     for scenario in scenarios:
         clients = len(federate(scenario, seeds[0]).sites)
         rounds = matched_rounds(methods, scenario)
-        for method in methods:
+        data: str | None = None
+        for method, seed in product(methods, seeds):
             own = scenario.change(rounds=rounds[method])
-            for seed in seeds:
-                config, whole = configure_run(method, own, seed=seed)
-                check_needs(whole, own, clients)
-                path = Path(out) / config.name if out is not None else None
-                if path is not None and not path.exists():
-                    path = known.get(config.fingerprint, path)
-                jobs.setdefault(config.name, Job(config, whole, path))
+            config, whole = configure_run(method, own, seed=seed, data=data)
+            data = config.data
+            check_needs(whole, own, clients)
+            path = Path(out) / config.name if out is not None else None
+            if path is not None and not path.exists():
+                path = known.get(config.fingerprint, path)
+            jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())
 
 

@@ -21,11 +21,16 @@ from fedshift.runs.record import read_config
 
 
 def configure_run(
-    method: str | Method, scenario: Scenario, **options: Any
+    method: str | Method, scenario: Scenario, *, data: str | None = None, **options: Any
 ) -> tuple[RunConfig, Method]:
-    """A run's configuration with the fingerprint of its data, and its method."""
+    """A run's configuration with the fingerprint of its data, and its method.
+
+    ``data`` is the fingerprint if it is known already: of many runs on the same data, all bytes
+    need to be read once.
+    """
     config, whole = configure(method, scenario, **options)
-    return config.model_copy(update={"data": data_fingerprint(scenario)}), whole
+    found = data_fingerprint(scenario) if data is None else data
+    return config.model_copy(update={"data": found}), whole
 
 
 def same_run(held: RunConfig, wanted: RunConfig) -> bool:

@@ -46,6 +46,7 @@ def require_same(job: Job, file: Path) -> None:
         seed=held.seed,
         settings=held.settings,
         without=held.without,
+        data=job.config.data,
     )
     if again.name != job.config.name:
         raise ConfigError(f"{file} would give the run {again.name} and not {job.config.name}")

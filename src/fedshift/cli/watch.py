@@ -60,7 +60,7 @@ def _serve(paths: list[Path], port: int, every: float) -> None:
     """Serve the page until somebody presses Ctrl-C."""
     from fedshift.report.web import LiveView
 
-    with LiveView(paths, port, max(every, 1.0)) as view:
+    with LiveView(paths, port, max(every, 2.0)) as view:
         typer.echo(f"runs as they go: {view.address} (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
             view.serve_forever()

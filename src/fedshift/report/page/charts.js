@@ -178,8 +178,8 @@ const fedshift = (() => {
       return Plot.plot({
         width: left + side + 12, height: side + 70, marginLeft: left, marginRight: 12, marginTop: 10, marginBottom: 60,
         style: { background: "none", fontSize: "11px" }, ariaLabel: chart.title,
-        x: { type: "band", domain: d3.range(k), tickFormat: name, label: "predicted class", tickRotate: d3.max(names, (n) => n.length) > 3 ? -40 : 0, tickSize: 0 },
-        y: { type: "band", domain: d3.range(k), tickFormat: name, label: "true", tickSize: 0 },
+        x: { type: "band", domain: d3.range(k), tickFormat: name, label: "predicted class (rows: true class)", labelArrow: "none", tickRotate: d3.max(names, (n) => n.length) > 3 ? -40 : 0, tickSize: 0 },
+        y: { type: "band", domain: d3.range(k), tickFormat: name, label: null, tickSize: 0 },
         color: { type: "identity" }, opacity: { type: "identity" }, marks,
       });
     });

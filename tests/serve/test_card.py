@@ -51,10 +51,13 @@ def test_sizes_counts_and_scores_are_those_of_the_run(noisy, card):
     assert personal["domains"]["dark"]["interval"] == pytest.approx(width)
 
 
-def test_the_worst_domain_has_the_lowest_score(card):
-    for row in card["results"]:
-        scores = {name: one["accuracy"] for name, one in row["domains"].items()}
-        assert row["worst"]["accuracy"] == min(scores.values()) == scores[row["worst"]["name"]]
+def test_the_worst_domain_has_the_lowest_score(noisy):
+    run = fedshift.load(noisy)
+    run.summary["protocols"]["personal"]["selected"]["metrics"]["domains"] = {
+        "bright": 60.0, "dark": 40.0,
+    }  # fmt: skip
+    [row] = card_of(run)["results"]
+    assert row["worst"] == {"name": "dark", "accuracy": 40.0}
 
 
 def test_reliability_bins_and_their_error_follow_guo():

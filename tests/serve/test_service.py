@@ -18,6 +18,7 @@ from PIL import Image
 
 import fedshift
 from fedshift.base.errors import ConfigError
+from fedshift.cli import main
 from fedshift.serve.drift import DriftMonitor, DriftReference, of_training, summaries
 from fedshift.serve.predictor import open_predictor
 from fedshift.serve.start import ServiceLimits, drift_reference, read_token, require_limits
@@ -265,3 +266,21 @@ def test_what_would_let_nothing_through_is_refused_before_a_port_is_opened(tmp_p
         read_token(tmp_path / "none")
     with pytest.raises(ConfigError, match="neither a run directory nor an ONNX file"):
         open_predictor(tmp_path / "none.onnx")
+
+
+def test_the_command_passes_its_limits_on(images, tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr("fedshift.serve.service.run_service", lambda *given: seen.append(given))
+    (tmp_path / "token").write_text(TOKEN)
+    words = ["--site", "dark-0", "--host", "0.0.0.0", "--port", "9000", "--drift", "0.7"]
+    words += ["--max-mb", "1", "--max-batch", "5", "--queue", "3", "--timeout", "2"]
+    with pytest.raises(SystemExit) as code:
+        main(["serve", str(images), *words])
+    [(service, host, port)] = seen
+    assert (code.value.code, host, port) == (0, "0.0.0.0", 9000)
+    assert service.limits == ServiceLimits(1.0, 5, 3, 2.0)
+    assert (service.monitor.threshold, service.token) == (0.7, None)
+    assert "anybody who reaches this address may ask" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as code:
+        main(["serve", str(images), "--token", str(tmp_path / "none")])
+    assert (code.value.code, len(seen)) == (2, 1)

@@ -60,6 +60,8 @@ STANDS_FOR = {  # placeholders of the texts, and what is typed in their place
     "path/": "path/to/images",
     "runs/NAME": "runs/fedavg",
     "runs/leaks": "runs/fedavg",
+    "runs/a": "runs/fedavg",
+    "runs/b": "runs/fedavg",
     "RUN": "runs/fedavg",
     "METHOD": "fedavg",
     "SCENARIO": "digits",

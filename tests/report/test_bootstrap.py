@@ -14,7 +14,8 @@ from fedshift.base.errors import RunError
 from fedshift.base.tensor_files import write_tensors
 from fedshift.core.objective import objective
 from fedshift.report import bootstrap, formats, tables
-from fedshift.report.results import Cell, Comparison
+from fedshift.report.cells import Cell
+from fedshift.report.results import Comparison
 from fedshift.runs.predictions import FILE, KeptPredictions, read_predictions, write_predictions
 from fedshift.testing import tiny_scenario
 

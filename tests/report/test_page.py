@@ -17,13 +17,14 @@ from scipy import stats
 import fedshift
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.report import answers, chart_data, formats, grids, html, looks, tables
+from fedshift.report.cells import Cell
 from fedshift.report.departed import UNDECLARED, departed
 from fedshift.report.load import load_all
 from fedshift.report.mixed import mixed
 from fedshift.report.page_parts import data_block, part
 from fedshift.report.pictures import PagePicture, drawn, picture_of, pictures_in
 from fedshift.report.rerun import reruns
-from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.results import Comparison, RunResult
 from fedshift.runs.record import read_lines
 from fedshift.testing import tiny_scenario
 

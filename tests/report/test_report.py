@@ -22,8 +22,9 @@ import fedshift
 from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.experiment.run import run
 from fedshift.report import figures, formats, html, intervals, screen, tables
+from fedshift.report.cells import Cell
 from fedshift.report.fitted import FittedTable
-from fedshift.report.results import Cell, Comparison, Failure, RunResult
+from fedshift.report.results import Comparison, Failure, RunResult
 from fedshift.testing import tiny_scenario
 
 DASH = "\N{EN DASH}"

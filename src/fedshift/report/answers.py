@@ -15,7 +15,8 @@ from typing import Literal
 
 from scipy.special import stdtr
 
-from fedshift.report.results import Cell, Comparison
+from fedshift.report.cells import Cell
+from fedshift.report.results import Comparison
 from fedshift.report.tables import Summary, TableRow, signed
 
 Verdict = Literal["ahead", "level", "unknown", "alone"]

@@ -8,9 +8,11 @@ bytes, so nothing may depend on the date or on the user's matplotlib settings.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -28,9 +30,10 @@ from scipy.optimize import isotonic_regression
 from fedshift.base.errors import ConfigError
 from fedshift.base.files import write_bytes
 from fedshift.data.dealing.holdings import Holdings
+from fedshift.report.cells import Cell
 from fedshift.report.further import title
 from fedshift.report.looks import look
-from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import TableRow, rows, rule_note, runs_of
 
 INK = "#1f2328"  # colour of text and axes
@@ -265,6 +268,23 @@ def save(figure: Figure, path: Path) -> Path:
 def png(figure: Figure) -> bytes:
     """The figure as an image for a page; equal numbers give equal bytes."""
     return _rendered(figure, "png")
+
+
+def inline(figure: Figure, name: str, description: str) -> str:
+    """The figure as an ``<svg>`` element for a page that runs no script, such as a model card.
+
+    Ids begin with ``name``, so that several figures on one page do not clash. There is no link to
+    the outside. Text stays text, and everything drawn in ``INK`` takes the page's text colour, in
+    light and dark mode.
+    """
+    text = _rendered(figure, "svg", transparent=True, svg_fonttype="none").decode()
+    found = re.search(r'viewBox="([^"]*)"[^>]*>(.*)</svg>', text, re.DOTALL)
+    assert found is not None, "matplotlib wrote something that is not an svg"
+    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", found[2], flags=re.DOTALL)
+    body = re.sub(r" ?font-family: [^;\"]*;", "", body)  # use the page's font
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body).replace(INK, "currentColor")
+    head = f'<svg viewBox="{found[1]}" role="img" aria-label="{escape(description)}">'
+    return f"{head}{body}</svg>"
 
 
 def _rendered(figure: Figure, kind: str, *, transparent: bool = False, **more: str) -> bytes:

@@ -18,7 +18,8 @@ from typing import Any
 from fedshift.base.files import write_bytes
 from fedshift.base.version import __version__
 from fedshift.report.answers import Answer, answers
-from fedshift.report.results import Cell, Comparison, Outcome
+from fedshift.report.cells import Cell
+from fedshift.report.results import Comparison, Outcome
 from fedshift.report.tables import (
     CHOICES,
     MEASURES,

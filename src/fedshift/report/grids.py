@@ -17,7 +17,8 @@ from typing import Any
 from fedshift.base.files import read_json
 from fedshift.core.config import environment
 from fedshift.report import further
-from fedshift.report.results import Cell, Choice, Comparison, RunResult, cell_of
+from fedshift.report.cells import Cell
+from fedshift.report.results import Choice, Comparison, RunResult, cell_of
 from fedshift.report.tables import (
     NONE,
     Summary,

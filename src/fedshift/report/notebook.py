@@ -12,7 +12,8 @@ from typing import Any
 
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report import optional
-from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.cells import Cell
+from fedshift.report.results import Comparison, RunResult
 from fedshift.report.sweeps import Sweep
 from fedshift.report.tables import MEASURES, joined, measure_name, measure_note, summaries
 

@@ -13,9 +13,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedshift.core.analysis import analysis
+from fedshift.report.cells import Cell
 from fedshift.report.fitted import FittedTable
 from fedshift.report.further import by_domain
-from fedshift.report.results import Cell, Comparison, RunResult
+from fedshift.report.results import Comparison, RunResult
 from fedshift.report.tables import (
     CHOICES,
     NONE,

@@ -19,8 +19,9 @@ from typing import Any
 
 from fedshift.base import extras
 from fedshift.base.errors import RunError
+from fedshift.report.cells import Cell
 from fedshift.report.formats import markdown_table, markdown_text, tabular, tex
-from fedshift.report.results import Cell, RunResult, cell_of
+from fedshift.report.results import RunResult, cell_of
 from fedshift.report.tables import NONE, measure_note, rule_note
 from fedshift.runs.summary import LAST, comparable
 

@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from fedshift.base.errors import UnknownNameError
-from fedshift.report.results import Cell, Choice, Comparison, RunResult, cell_of
+from fedshift.report.cells import Cell
+from fedshift.report.results import Choice, Comparison, RunResult, cell_of
 
 T = TypeVar("T")
 NONE = "\N{EN DASH}"

@@ -12,7 +12,8 @@ from fedshift.analyse.pictures import draw
 from fedshift.analyse.registry import register_kind
 from fedshift.base.errors import ConfigError
 from fedshift.core.config import RunConfig, flat
-from fedshift.report.results import Cell, RunResult, cell_of
+from fedshift.report.cells import Cell
+from fedshift.report.results import RunResult, cell_of
 
 
 @register_kind("sweep", paper="FDSE Fig. 6, F2DC Fig. 6", group="numbers of rounds")

@@ -119,7 +119,7 @@ def test_charts_draw_every_method_apart_and_react(opened):
     dots = see(page, "[data-chart=dots-0]")
     assert dots.locator("svg g[aria-label=dot]").count() == 2  # one per domain
     assert dots.locator("svg g[aria-label=dot] > *").count() == 2 * 19
-    see(page, "[data-chart=cost] svg")
+    see(page, "[data-chart=cost]").locator("svg").wait_for()
     # A name from a run is text; taken for markup it would open a dialog or ask for an image.
     assert page.locator("img").count() == 0
     assert page.get_by_role("button", name=HOSTILE, exact=True).count() == 1

@@ -315,7 +315,7 @@ def test_unknown_kinds_and_options_are_named():
     with pytest.raises(UnknownNameError, match="curves"):
         analyse("curvs", [made_run(two((1, 2)))])
     with pytest.raises(UnknownNameError, match="threshold"):
-        analyse("reach", [made_run(two((1, 2)))], treshold=3)
+        analyse("reach", [made_run(two((1, 2)))], thresholds=3)
 
 
 # models and predictions of trained runs

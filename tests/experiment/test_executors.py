@@ -243,7 +243,7 @@ def test_slurm_jobs_give_the_same_comparison_and_play_no_run_twice(played, tmp_p
 
 @SUBMITIT
 @pytest.mark.exhaustive
-def test_slurm_jobs_are_processes_and_a_killed_one_is_submitted_again(tmp_path):
+def test_slurm_jobs_are_processes(tmp_path):
     """submitit's local executor: each job is a process of its own."""
     found = compare(
         "fedavg",

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-TIMES = ("seconds", "seconds_scoring")
+TIMES = ("seconds", "seconds_scoring", "seconds_waited")
 EARLIER = "checkpoints/clients", "checkpoints/personal"
 
 

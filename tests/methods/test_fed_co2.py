@@ -104,7 +104,7 @@ def test_the_other_heads_add_their_loss_on_the_same_features(open_client):
     terms = part.objective(client, Step(Batch(x, y), out, NAME))  # of the offline model, alike
     assert len(terms) == 2
     task = client.task.loss(out.logits, y).item()
-    assert sum(map(float, terms.values())) == pytest.approx(task + 0.5 * total, rel=1e-4)
+    assert sum(t.item() for t in terms.values()) == pytest.approx(task + 0.5 * total, rel=1e-4)
     term.backward()
     assert bool(f.grad.abs().sum() > 0)
 

@@ -249,24 +249,35 @@ def _same_rounds(methods, scenario):
     return dict.fromkeys(methods, scenario.rounds)
 
 
-def _fingerprint(scenario: Scenario) -> str:
-    """Of the data, or nothing for data that people have to download first."""
+KEPT: dict[object, object] = {}  # embedded data do not change between two commands
+
+
+def _once(function, missing, scenario: Scenario, *more: int):
+    """What a function of a scenario gives; ``missing`` for data that have to be downloaded first.
+
+    Hundreds of commands name the embedded digits, so what they give is kept.
+    """
+    key = (function, scenario.model_dump_json(), *more)
+    if key in KEPT:
+        return KEPT[key]
     try:
-        return data_fingerprint(scenario)
+        found = function(scenario, *more)
     except DataError as error:
         if "is not prepared" not in str(error):
             raise
-        return ""
+        return missing()
+    if scenario.data == "digits":
+        KEPT[key] = found
+    return found
+
+
+def _fingerprint(scenario: Scenario) -> str:
+    return _once(data_fingerprint, str, scenario)
 
 
 def _federated(scenario: Scenario, seed: int) -> Federation:
-    """The sites, or one per domain for data that people have to download first."""
-    try:
-        return federate(scenario, seed)
-    except DataError as error:
-        if "is not prepared" not in str(error):
-            raise
-        return Federation(dict.fromkeys(scenario.domains), {}, None, (), ())
+    sites = dict.fromkeys(scenario.domains)
+    return _once(federate, lambda: Federation(sites, {}, None, (), ()), scenario, seed)
 
 
 def _analysed(kind: str, results: list, **given: object) -> Finding:

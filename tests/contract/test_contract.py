@@ -1,8 +1,9 @@
 """Every registered method, third-party ones included, keeps the contract.
 
 In ``make test`` as few methods as have, between them, every hook that occurs are held to every
-clause (``tests/helpers/alike.py``), and the others to ``SHORT``. ``make contract``, which is
-part of ``.ci/run``, and ``make test-all`` play the full matrix.
+clause (``tests/helpers/alike.py``), and some stacks to ``SHORT``. ``make transports``, which is
+part of ``.ci/run``, plays the clauses about transports, private entries and resuming for every
+method, and ``make contract`` and ``make test-all`` the full matrix.
 """
 
 from __future__ import annotations
@@ -10,22 +11,18 @@ from __future__ import annotations
 import pytest
 from alike import representatives, with_representatives
 
-from fedshift.testing import (
-    CONTRACT,
-    in_process_equals_bytes,
-    in_process_equals_pool,
-)
+from fedshift.testing import CONTRACT, in_process_equals_bytes, in_process_equals_pool
 
 STACKS = ["moon + scaffold + mixup", "fedbn + fedprox + fedadam", "ditto + groupdro"]
-SHORT = (in_process_equals_bytes,)
+SHORT = (in_process_equals_bytes, in_process_equals_pool)
 
 
 def cases():
     """(method, clause) of every test; what another one shows is marked."""
     for name, _, stands in with_representatives():
-        yield from each(name, CONTRACT if stands else SHORT)
+        yield from each(name, CONTRACT if stands else ())
     for name in STACKS:
-        yield from each(name, (*SHORT, in_process_equals_pool))
+        yield from each(name, SHORT)
 
 
 def each(name, needed):
@@ -42,10 +39,3 @@ def test_contract(method, clause):
 def test_who_stands_for_others_has_every_hook_that_they_have():
     every = {"a": {"x"}, "b": {"y", "z"}, "c": {"x", "y"}, "d": {"z"}}
     assert representatives(every) == {"a", "b"}
-
-
-def test_who_stands_for_others_has_every_pair_of_hooks_that_they_have():
-    every = {"a": {"x", "y"}, "b": {"y", "z"}, "c": {"x", "z"}, "d": {"x"}, "e": {"x", "y", "z"}}
-    assert representatives(every, together=2) == {"e"}
-    del every["e"]
-    assert representatives(every, together=2) == {"a", "b", "c"}

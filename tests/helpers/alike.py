@@ -2,13 +2,11 @@
 
 The engine does not know methods, only what they override: hooks of parts and channels, the rule,
 the weighting, the server's optimiser. So a clause of the contract that is about the engine is
-played by as few methods as have, between them, each of these, and a test of one hook by as few as
-have every pair of them. All methods play every clause with FEDSHIFT_TEST_ALL=1.
+played by as few methods as have, between them, each of these. All methods play every clause with
+FEDSHIFT_TEST_ALL=1: ``make contract``.
 """
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import pytest
 
@@ -40,35 +38,28 @@ def features(method):
     return found | ({"pools sites"} if method.pools_sites else set())
 
 
-def representatives(every, together=1):
-    """Fewest names (found greedily) that have all features that any of ``every`` has.
-
-    With ``together`` = 2 also all pairs of them.
-    """
-    sets = {
-        name: {c for size in range(1, together + 1) for c in combinations(sorted(found), size)}
-        for name, found in every.items()
-    }
-    left = set().union(*sets.values())
+def representatives(every):
+    """Fewest names (found greedily) that have all features that any of ``every`` has."""
+    left = set().union(*every.values())
     chosen = set()
     while left:
-        best = max(sorted(sets), key=lambda name: len(sets[name] & left))
+        best = max(sorted(every), key=lambda name: len(every[name] & left))
         chosen.add(best)
-        left -= sets[best]
+        left -= every[best]
     return chosen
 
 
-def with_representatives(together=1):
+def with_representatives():
     """Every registered method with its entry, and whether it is one that stands for others."""
     entries = METHODS.entries()
     every = {name: features(entry.build()) for name, entry in entries.items()}
-    chosen = representatives(every, together)
+    chosen = representatives(every)
     for name, entry in entries.items():
         yield name, entry, name in chosen
 
 
 def one_of_each_kind(wanted=lambda method: True):
     """The registered methods as parameters of a test; those for which others stand are further."""
-    for name, entry, stands in with_representatives(together=2):
+    for name, entry, stands in with_representatives():
         if wanted(entry.build()):
             yield pytest.param(name, id=name, marks=() if stands else pytest.mark.exhaustive)

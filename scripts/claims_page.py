@@ -19,6 +19,7 @@ from fedshift.claims.claim import Claim, read_claims
 from fedshift.claims.run import Sides, kept_sides
 from fedshift.claims.store import Results
 from fedshift.claims.table import judge, markdown
+from fedshift.report.looks import COLOURS
 
 ROOT = Path(__file__).parents[1]
 PAGE, ASSETS = ROOT / "docs" / "claims.md", ROOT / "docs" / "assets"
@@ -43,7 +44,7 @@ def curves(claim: Claim, sides: Sides, results: Results) -> Curves:
 
 def draw(paper: str, claims: list[Claim], results: Results) -> Path | None:
     """One picture for a paper: the curves of all claims with its main scenario and protocol."""
-    from fedshift.report.figures import COLOURS, Drawing, save, style  # noqa: PLC0415  an extra
+    from fedshift.report.figures import Drawing, save, style  # noqa: PLC0415  an extra
 
     sides = kept_sides(claims, results)
     (main,) = (claim for claim in claims if claim.main)

@@ -30,6 +30,7 @@ from fedshift.core.registry import METHODS
 from fedshift.experiment.compare import Job, plan, played
 from fedshift.experiment.progress import ProgressBoard
 from fedshift.experiment.scenario import scenario_from
+from fedshift.report.looks import COLOURS
 from fedshift.report.ranking import Ranking, rank
 from fedshift.report.results import RunResult
 
@@ -214,7 +215,7 @@ def cells(own: list[Row], base: list[Row] | None, protocol: str) -> str:
 
 def draw(found: Ranking, path: Path) -> None:
     """Mean ranks with bars of half the critical difference; overlapping ones are level."""
-    from fedshift.report.figures import COLOURS, Drawing, save, style  # noqa: PLC0415  an extra
+    from fedshift.report.figures import Drawing, save, style  # noqa: PLC0415  an extra
 
     with style():
         figure = Drawing(figsize=(6.4, 0.6 + 0.16 * len(found.ranks)), layout="constrained")

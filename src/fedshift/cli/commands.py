@@ -41,30 +41,9 @@ app = typer.Typer(
 )
 
 
-app.add_typer(data_app, name="data")
-
-
-app.add_typer(server_app, name="server")
-
-
-app.add_typer(site_app, name="site")
-
-
-app.add_typer(claims_app, name="claims")
-
-
-app.command()(analyse)
-app.command()(card)
-app.command()(export)
-app.command()(export_log)
-app.command()(ledger)
-app.command()(predict)
-app.command()(reproduce)
-app.command()(report)
-app.command()(serve)
-app.command()(show)
-app.command()(sweep)
-app.command()(watch)
+# Headings of `fedshift --help`, in this order.
+TRAIN, KNOW, LOOK = "Train", "What there is", "Look at runs"
+PAPERS, USE, MACHINES = "Papers", "Use a model", "Real machines"
 
 
 @app.callback(invoke_without_command=True)
@@ -76,7 +55,7 @@ def top(
         typer.echo(f"fedshift {__version__}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def run(
     file: Annotated[
         Path | None,
@@ -194,7 +173,7 @@ def run(
     opt.tell(result, path, as_json=as_json, quiet=quiet)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def compare(
     method: Annotated[
         list[str],
@@ -301,7 +280,7 @@ def compare(
     publish(found, out, as_json=as_json, quiet=quiet)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("demo"),
     rounds: opt.Rounds = None,
@@ -320,7 +299,7 @@ def demo(
     publish(found, out, as_json=False, quiet=quiet)
 
 
-@app.command(name="list")
+@app.command(name="list", rich_help_panel=KNOW)
 def list_(
     kind: Annotated[
         Literal["methods", "parts", "scenarios", "backbones", "datasets", "analyses"],
@@ -343,7 +322,7 @@ def list_(
         print_catalogue(rows)
 
 
-@app.command()
+@app.command(rich_help_panel=KNOW)
 def partition(
     scenario: Annotated[str, typer.Argument(help="A scenario, or a dataset.")],
     scale: opt.Scale = None,
@@ -367,7 +346,7 @@ def partition(
         typer.echo(f"written: {figures.save(figures.partition(shown), plot)}")
 
 
-@app.command()
+@app.command(rich_help_panel=KNOW)
 def check(
     method: Annotated[str, typer.Argument(help="Method to test, such as your own.")],
 ) -> None:
@@ -385,3 +364,21 @@ def check(
             typer.echo(f"         {reason}")
     if any(v.failure for v in verdicts):
         raise typer.Exit(1)
+
+
+app.command(rich_help_panel=TRAIN)(sweep)
+app.command(rich_help_panel=KNOW)(show)
+app.add_typer(data_app, name="data", rich_help_panel=KNOW)
+app.command(rich_help_panel=LOOK)(watch)
+app.command(rich_help_panel=LOOK)(report)
+app.command(rich_help_panel=LOOK)(analyse)
+app.command(rich_help_panel=LOOK)(ledger)
+app.command(rich_help_panel=LOOK)(export_log)
+app.command(rich_help_panel=PAPERS)(reproduce)
+app.add_typer(claims_app, name="claims", rich_help_panel=PAPERS)
+app.command(rich_help_panel=USE)(predict)
+app.command(rich_help_panel=USE)(export)
+app.command(rich_help_panel=USE)(card)
+app.command(rich_help_panel=USE)(serve)
+app.add_typer(server_app, name="server", rich_help_panel=MACHINES)
+app.add_typer(site_app, name="site", rich_help_panel=MACHINES)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from fedshift.base.logs import log
 
 torch.set_num_threads(1)
-EXAMPLES = 100 if os.environ.get("FEDSHIFT_TEST_ALL") == "1" else 25
+EXAMPLES = 100 if os.environ.get("FEDSHIFT_TEST_ALL") == "1" else 15
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=EXAMPLES)
 settings.load_profile("default")
 

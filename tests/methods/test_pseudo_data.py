@@ -228,6 +228,7 @@ def test_bad_input_is_one_line_before_round_1(words, line):
         start(words)
 
 
+@pytest.mark.exhaustive
 def test_the_batch_that_is_sent_once_keeps_the_contract():
     resumes_exactly("feddebias[refresh=once]")
     in_process_equals_bytes("feddebias[refresh=once]")

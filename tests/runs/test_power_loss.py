@@ -117,7 +117,9 @@ def resumed(method, left, folder):
     return play(start(method, path=folder, **SMALL))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedbn"])
+@pytest.mark.parametrize(
+    "method", ["scaffold", pytest.param("fedbn", marks=pytest.mark.exhaustive)]
+)
 def test_a_run_survives_a_power_failure_at_every_moment(traced, tmp_path, method):
     whole, disk = traced(method)
     moments = [(event, left) for event, left in disk.moments if CHECKPOINT in left]

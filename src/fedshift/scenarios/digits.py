@@ -31,7 +31,7 @@ def digits() -> Scenario:
 
 def _question(name: str, asks: str | None, **changes: Any) -> Scenario:
     """The same looks with all 150 images of each to train on, as the demo and the papers ask."""
-    base = {"rounds": 20, "evaluate_every": 4, "private_at_new_site": "mean", "unseen": None}
+    base = {"rounds": 16, "evaluate_every": 4, "private_at_new_site": "mean", "unseen": None}
     told = {"name": f"digits/{name}", "summary": (asks or "").splitlines()[0]}
     return digits().change(**base | changes | told)
 
@@ -52,7 +52,9 @@ def digits_personal() -> Scenario:
 def digits_global() -> Scenario:
     """Which one model is best for all, and for the worst look? Eight sites, two per look."""
     partition = PerDomain(clients_per_domain=2)
-    return _question("global", digits_global.__doc__, partition=partition, protocols=("global",))
+    return _question(
+        "global", digits_global.__doc__, partition=partition, protocols=("global",), rounds=20
+    )
 
 
 @register_scenario("digits/unseen")
@@ -81,13 +83,13 @@ def digits_target() -> Scenario:
         unseen="photo",
         partition=PerDomain(),
         protocols=("unseen", "unseen-adapted"),
-        rounds=30,
+        rounds=24,
     )
 
 
 @register_scenario("digits/label-skew")
 def digits_label_skew() -> Scenario:
-    """Which one model is best if most sites have one or two classes only? Four sites, all looks.
+    """Which one model is best if most sites have few classes only? 16 sites, four per look.
 
     A net without normalisation, as in FedDebias's paper.
     """
@@ -100,8 +102,7 @@ def digits_label_skew() -> Scenario:
         steps=10,
         batch_size=32,
         lr=0.1,
-        rounds=30,
-        evaluate_every=5,
+        rounds=20,
     )
 
 

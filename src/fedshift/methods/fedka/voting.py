@@ -16,25 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift import (
-    Batch,
-    Client,
-    Net,
-    Output,
-    Part,
-    Server,
-    Step,
-    Tree,
-    Update,
-    setting,
-    tree,
-)
+from fedshift import Client, Part, Server, Tree, Update, setting, tree
 from fedshift.core.net import load
 from fedshift.data.samples import split_rows
 from fedshift.methods.fedka.equations import (
@@ -44,7 +30,8 @@ from fedshift.methods.fedka.equations import (
     more_than_half,
     progress,
 )
-from fedshift.methods.shared.target import outputs_of, set_batch_norm, train_at_server
+from fedshift.methods.fedka.fine_tuning import fine_tune
+from fedshift.methods.shared.target import outputs_of
 
 
 @dataclass(frozen=True)
@@ -123,38 +110,24 @@ class FederatedVoting(Part):
         if self.gamma == 0 or trust <= 0 or len(rows) < 2:
             return
         load(server.net, server.initial, server.shared)
-        self._fine_tune(server, rows, labels, trust)
+        size = self.voting_batch or server.scenario.batch_size
+        chunks = split_rows(torch.arange(len(rows)), size)
+        fine_tune(
+            server,
+            self.name,
+            [(rows[chunk], labels[chunk]) for chunk in chunks],
+            [trust * self._lambda(server, b, len(chunks)) for b in range(len(chunks))],
+            keep_statistics=self.statistics == "kept",
+            scale_loss=self.scale_loss,
+        )
         tuned = server.net.state_dict()
         server.shared = tree.clone({k: tuned[k] for k in server.shared})
 
-    def _fine_tune(self, server: Server, rows: Tensor, labels: Tensor, trust: float) -> None:
-        """One step per batch on ``server.net``, in place; all are scaled by ``trust``."""
-        target, scenario = server.resources["server_unlabelled"], server.scenario
-        chunks = split_rows(torch.arange(len(rows)), self.voting_batch or scenario.batch_size)
-        weights = [
-            trust
-            * coefficient(
-                progress(b, len(chunks), round_=server.round - 1, rounds=scenario.rounds),
-                self.gamma,
-            )
-            for b in range(len(chunks))
-        ]
-        batches = (
-            Batch(target.take(rows[chunk])[0], labels[chunk], b) for b, chunk in enumerate(chunks)
-        )
-
-        def objective(step: Step) -> dict[str, Tensor]:
-            weight = weights[step.batch.index] if self.scale_loss else 1.0
-            return {self.name: weight * F.cross_entropy(step.out.logits, step.y)}
-
-        train_at_server(
-            server,
-            self.name,
-            batches,
-            objective,
-            forward=partial(forward, server.net, keep_statistics=self.statistics == "kept"),
-            rates=None if self.scale_loss else weights,
-        )
+    def _lambda(self, server: Server, batch: int, batches: int) -> float:
+        """lambda_p at one of the server's batches of this round."""
+        rounds = server.scenario.rounds
+        p = progress(batch, batches, round_=server.round - 1, rounds=rounds)
+        return coefficient(p, self.gamma)
 
     def send(self, server: Server, client: str) -> Tree:
         """G, if clients are to start from it (``discard_voted``); the model is then sent twice."""
@@ -163,11 +136,3 @@ class FederatedVoting(Part):
     def begin(self, client: Client) -> None:
         """Load G in place of G*, if it was sent."""
         load(client.net, client.payload(self))
-
-
-def forward(net: Net, batch: Batch, *, keep_statistics: bool) -> Output:
-    """The net on the batch; BatchNorm in eval mode, in place, if its statistics are kept."""
-    if keep_statistics:
-        set_batch_norm(net, training=False)
-    out: Output = net(batch.x)
-    return out

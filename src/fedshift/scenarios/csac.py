@@ -60,7 +60,13 @@ FEW_STEPS: dict[str, Any] = {
     "batch_size": 16,
     "evaluate_every": 4,
 }
-BENCH_MNIST: dict[str, Any] = {"rounds": 20, "steps": 30, "batch_size": 32, "evaluate_every": 1}
+BENCH_MNIST: dict[str, Any] = {
+    "lr": 0.1,
+    "rounds": 20,
+    "steps": 30,
+    "batch_size": 32,
+    "evaluate_every": 1,
+}
 BENCH_IMAGES: dict[str, Any] = SMALL_IMAGES | {
     "data_options": {"size": 48},
     "rounds": 40,

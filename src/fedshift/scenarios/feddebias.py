@@ -54,7 +54,7 @@ for _name, _own, _small, _bench in (
         | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
         | {"partition": SequentialDirichlet(clients=10, within="aligned")},
         {"lr": 0.1, "rounds": 30, "steps": 20, "batch_size": 32, "evaluate_every": 10},
-        {"lr": 0.1, "lr_decay": 0.9747, "batch_size": 32, "rounds": 90, "evaluate_every": 5}
+        {"lr": 0.2, "lr_decay": 0.9747, "batch_size": 32, "rounds": 90, "evaluate_every": 5}
         | {"backbone": "lenet", "backbone_options": {}},
     ),
     (

@@ -234,6 +234,7 @@ def draw(found: Ranking, path: Path) -> None:
         axes.axvspan(means[0] - found.critical / 2, means[0] + found.critical / 2, alpha=0.12)
         axes.set_yticks(places, list(found.ranks), fontsize=6)
         axes.set_ylim(len(means) - 0.5, -0.5)
+        axes.set_xlim(1, len(means))
         axes.set_xlabel("mean rank, 1 is best; bars are half the critical difference to each side")
         save(figure, path)
 

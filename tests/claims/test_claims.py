@@ -122,6 +122,20 @@ def test_a_claim_of_ones_own_is_run_once_and_judged(tmp_path: Path, capsys):
     assert "not run" in capsys.readouterr().out
 
 
+def test_runs_of_claims_can_be_printed_and_given_to_a_scheduler(tmp_path: Path, capsys):
+    """One command per run that is missing, each to its own directory; nothing is trained."""
+    file = tmp_path / "mine.toml"
+    file.write_text(MINE)
+    words = ["--file", str(file), "--results", str(tmp_path / "r.jsonl"), "--out", str(tmp_path)]
+    called("claims", "run", *words, "--print-jobs")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) == 4  # two methods, two seeds
+    assert all(line.startswith("fedshift run ") and "--requeue" in line for line in lines)
+    assert not list(tmp_path.glob("*/summary.json"))
+    called("claims", "run", *words, "--executor", "mainframe", code=2)
+    assert "mainframe" in capsys.readouterr().err
+
+
 def test_a_file_that_holds_no_claims_is_one_line(tmp_path: Path, capsys):
     bad = tmp_path / "bad.toml"
     for text in ("", "claim = 3", "[[claim]]\nname = 'x'", "not toml"):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedshift.base.errors import DataError
 from fedshift.base.process import cores
@@ -131,30 +131,33 @@ def matched_jobs(
 
 
 def run_claims(
-    todo: Missing, results: Results, watch: Watch, *, workers: int | None = None, hours: float = 0.0
+    todo: Missing, results: Results, watch: Watch, **how: Any
 ) -> Iterator[RunResult | Failure]:
-    """Make the runs that are left for claims; see :func:`make_runs`."""
-    return make_runs(todo.jobs, results, watch, workers=workers, hours=hours)
+    """Make the runs that are left for claims; see :func:`make_runs`, which takes the rest."""
+    return make_runs(todo.jobs, results, watch, **how)
 
 
-def make_runs(
+def make_runs(  # noqa: PLR0913  every choice by keyword
     jobs: Sequence[Job],
     results: Results,
     watch: Watch,
     *,
     workers: int | None = None,
     hours: float = 0.0,
+    executor: str = "local",
+    executor_options: Mapping[str, Any] | None = None,
 ) -> Iterator[RunResult | Failure]:
     """Make runs and append each to the results as it finishes; recipes call it, too.
 
-    With ``hours``, no run is started after that time; those under way are finished.
+    With ``hours``, no run is started after that time; those under way are finished. ``executor`` is
+    where they are played, as in :func:`~fedshift.experiment.compare.compare`.
     """
     ends = time.monotonic() + 3600 * hours if hours else float("inf")
-    count = workers or cores()
+    count = workers or (cores() if executor == "local" else max(len(jobs), 1))
     waiting = list(jobs)
     while waiting and time.monotonic() < ends:
         batch, waiting = (waiting[:count], waiting[count:]) if hours else (waiting, [])
-        for _, outcome in played(batch, watch, count):
+        for _, outcome in played(batch, watch, count, executor=executor, options=executor_options):
             if isinstance(outcome, RunResult):
                 results.add(row_of(outcome))
             yield outcome

@@ -41,6 +41,9 @@ def run_claims(
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs/claims"),
     workers: Annotated[str, typer.Option(help="Runs at a time; auto is one per core.")] = "auto",
     hours: Annotated[float, typer.Option(help="Start no run after so many hours.", min=0)] = 0.0,
+    executor: opt.Executor = "local",
+    executor_set: opt.ExecutorSet = None,
+    print_jobs: opt.PrintJobs = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Make the runs that are missing, main claims first; the same command continues."""
@@ -48,20 +51,32 @@ def run_claims(
     from fedshift.claims.run import plan_claims
     from fedshift.claims.run import run_claims as run_all
     from fedshift.claims.store import Results
+    from fedshift.experiment.executors import require_executor
     from fedshift.experiment.progress import ProgressBoard
     from fedshift.report.results import Failure
 
+    require_executor(executor, out)
     tune_process()
     claims = _claims(names, file, scale)
     kept = Results.open(results)
     todo = plan_claims(claims, kept, out)
     for name, why in todo.missing.items():
-        typer.echo(f"{name} is left out: {why}")
+        typer.echo(f"{name} is left out: {why}", err=print_jobs)
+    if print_jobs:
+        from fedshift.cli.published import print_commands
+
+        print_commands(todo.jobs)
+        return
     typer.echo(f"{len(todo.jobs)} runs to make for {len(todo.sides)} claims")
     failed = False
     with ProgressBoard(quiet=quiet) as board:
-        count = opt.workers_of(workers)
-        for one in run_all(todo, kept, board.watch, workers=count, hours=hours):
+        how = {
+            "workers": opt.workers_of(workers),
+            "hours": hours,
+            "executor": executor,
+            "executor_options": opt.executor_options(executor_set),
+        }
+        for one in run_all(todo, kept, board.watch, **how):
             if isinstance(one, Failure):
                 failed = True
                 typer.echo(f"{one.config.label} did not finish: {one.reason}", err=True)

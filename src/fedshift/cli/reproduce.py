@@ -53,6 +53,9 @@ def reproduce(
     form: Annotated[
         Literal["md", "latex", "csv", "html"], typer.Option("--format", help="Of the table.")
     ] = "md",
+    executor: opt.Executor = "local",
+    executor_set: opt.ExecutorSet = None,
+    print_jobs: opt.PrintJobs = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Make the runs of papers' tables and figures, and print paper and ours side by side.
@@ -63,16 +66,30 @@ def reproduce(
         _list()
         return
     from fedshift.claims.store import Results
+    from fedshift.experiment.executors import require_executor
     from fedshift.recipes.read import find_recipes, require_known
 
+    require_executor(executor, out)
     found, wanted = find_recipes(names), only or []
     require_known(found, wanted)
-    kept, count = Results.open(results), opt.workers_of(workers)
+    kept = Results.open(results)
+    how = {
+        "workers": opt.workers_of(workers),
+        "hours": hours,
+        "executor": executor,
+        "executor_options": opt.executor_options(executor_set),
+    }
     if dry_run:
         _dry_run(found, scale, kept, wanted, seeds)
         return
     plans = _planned(found, scale, out, wanted, seeds)
-    failed = _run(plans, kept, count, hours=hours, quiet=quiet)
+    if print_jobs:
+        from fedshift.cli.published import print_commands
+        from fedshift.recipes.plan import left_to_run
+
+        print_commands(left_to_run(plans, kept))
+        return
+    failed = _run(plans, kept, how, quiet=quiet)
     _print(plans, kept, form, out)
     if failed:
         raise typer.Exit(1)
@@ -151,7 +168,7 @@ def _planned(
     return [plan_recipe(r, scale, out, rows=only(r, wanted), seeds=seeds) for r in found]
 
 
-def _run(plans: list[Any], kept: Any, count: int | None, *, hours: float, quiet: bool) -> bool:
+def _run(plans: list[Any], kept: Any, how: dict[str, Any], *, quiet: bool) -> bool:
     """Make what is left, all recipes together; whether a run failed."""
     from fedshift.claims.run import make_runs
     from fedshift.experiment.progress import ProgressBoard
@@ -164,7 +181,7 @@ def _run(plans: list[Any], kept: Any, count: int | None, *, hours: float, quiet:
     typer.echo(f"{len(todo)} runs to make for {len(plans)} recipes", err=True)
     failed = False
     with ProgressBoard(quiet=quiet) as board:
-        for done in make_runs(todo, kept, board.watch, workers=count, hours=hours):
+        for done in make_runs(todo, kept, board.watch, **how):
             if isinstance(done, Failure):
                 failed = True
                 typer.echo(f"{done.config.label} did not finish: {done.reason}", err=True)

@@ -36,6 +36,7 @@ LONG = {
     "memory": "scale.py memory",
     "memory-resnet18": "scale.py memory --backbone resnet18",
     "peers": "peers/run.py",
+    "serving": "serving.py",
 }
 INTRO = """# Results
 

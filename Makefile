@@ -58,7 +58,7 @@ check: $(VENV)/.dev
 docs: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/docs
 
-# The table and the pictures of the documentation: five seeds, about ten minutes on two cores.
+# The demo's table and picture in the documentation: three seeds, about half an hour on one core.
 tables: $(VENV)/.dev
 	$(BIN)/python scripts/tables.py
 

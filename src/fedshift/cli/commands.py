@@ -23,6 +23,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.doctor import doctor
 from fedshift.cli.export import export
 from fedshift.cli.export_log import export_log
+from fedshift.cli.init import init
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, logged, print_commands, publish, split_methods
@@ -368,6 +369,7 @@ def check(
         raise typer.Exit(1)
 
 
+app.command(rich_help_panel=BEGIN)(init)
 app.command(rich_help_panel=BEGIN)(doctor)
 app.command(rich_help_panel=TRAIN)(sweep)
 app.command(rich_help_panel=KNOW)(show)

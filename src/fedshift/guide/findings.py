@@ -118,6 +118,7 @@ def _problems(found: Diagnosis) -> Iterator[str]:
     for name, rows in found.sites.items():
         yield from _few_rows(name, rows)
     yield from _absent_classes(found)
+    yield from words.on_spelling(found.classes)
     if len(found.left_out) > LEFT_OUT * total:
         yield f"{len(found.left_out)} rows or files were left out; the first: {found.left_out[0]}."
     yield from _refusals(found)

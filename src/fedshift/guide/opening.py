@@ -79,7 +79,11 @@ def open_data(
         changes: dict[str, Any] = {"data_options": {"size": size}} if size else {}
         return _opened(name, _kind(name), find_scenario(name, **changes), "fedavg")
     if not path.exists():
-        if path.suffix or path.is_absolute() or (path.parent.is_dir() and len(path.parts) > 1):
+        if (
+            path.suffix
+            or name.startswith(("/", ".", "~"))
+            or (path.parent.is_dir() and len(path.parts) > 1)
+        ):
             raise DataError(f"{path} does not exist; check the path")
         raise UnknownNameError.of("dataset, scenario or path", name, known)
     if path.suffix == ".toml" or (path / RUN_FILE).is_file():
@@ -125,8 +129,18 @@ def _numbered(rows: Mapping[str, int]) -> dict[str, list[str]]:
     return {name: [str(i) for i in range(count)] for name, count in rows.items()}
 
 
-def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
-    """What ``data add`` would read at a path, or the first part of it."""
+@dataclass(frozen=True)
+class Listing:
+    """What lies at a path, before any of it is decoded."""
+
+    found: Found
+    sources: Sequence[Source]
+    side: int | None  # pixels that images have to be brought to; None: they may stay as they are
+    note: str  # why
+
+
+def list_path(path: Path, label: str = "", site: str = "") -> Listing:
+    """The sources at a path, as ``data add`` finds them."""
     _refuse_large_files(path)
     card = DatasetCard(
         path.stem or "data",
@@ -137,21 +151,26 @@ def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
         columns=(label or "label", site or "domain"),
         table={k: v for k, v in (("label", label), ("domain", site)) if v},
     )
-    found = find(card, Variant(size))
+    found = find(card, Variant())
     sources = within(found.sources, Limits())
-    side = size or _common_side(sources, found)
-    classes, left_out = common_classes(card, sources, ())
-    found.notes[:0] = left_out
-    few = [_fewer(source) for source in sources]
+    return Listing(found, sources, *_common_side(sources))
+
+
+def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
+    """What ``data add`` would read at a path, or the first part of it."""
+    listing = list_path(path, label, site)
+    found, side = listing.found, size or listing.side
+    classes, left_out = common_classes(DatasetCard(path.stem, "", (), 0), listing.sources, ())
+    few = [_fewer(source) for source in listing.sources]
     require_room_for(few, classes, side)
     reads = {source.name: source.read(classes, side) for source in few}
     domains = {name: read.domain for name, read in reads.items()}
     _require_rows(domains, path)
-    rows = {s.name: _rows(s, f, domains) for s, f in zip(sources, few, strict=True)}
     table = dict(found.files.get("preparation.json", {}))
     columns = dict(found.files.get("table.json", {}))
     if columns:
         columns |= {key: table[key] for key in ("statistics", "leaves", "numbers")}
+    notes = [*([listing.note] if side == listing.side and listing.note else []), *found.notes]
     return Opened(
         str(path),
         "path",
@@ -159,10 +178,10 @@ def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
         "fedavg",
         domains,
         {name: read.ids for name, read in reads.items()},
-        rows,
+        {s.name: _rows(s, f, domains) for s, f in zip(listing.sources, few, strict=True)},
         {
-            "left_out": [line for read in reads.values() for line in read.left_out],
-            "notes": [*found.notes, *(line for read in reads.values() for line in read.notes)],
+            "left_out": [*left_out, *(line for read in reads.values() for line in read.left_out)],
+            "notes": [*notes, *(line for read in reads.values() for line in read.notes)],
         },
         columns,
         table,
@@ -181,23 +200,19 @@ def _refuse_large_files(path: Path) -> None:
         )
 
 
-def _common_side(sources: Sequence[Source], found: Found) -> int | None:
-    """Pixels of a side to bring images to: none if all have one size."""
+def _common_side(sources: Sequence[Source]) -> tuple[int | None, str]:
+    """Pixels of a side to bring images to, and why; none if all have one size and are small."""
     sides: set[tuple[int, int]] = set()
     for source in sources:
         if isinstance(source, ImageSource):
             items = _drawn(source, PEEKED)
             sides |= {s for s in (peek(item.data) for item in items) if s is not None}
     if not sides or (len(sides) == 1 and max(max(sides)) <= MOST_SIDE):
-        return None
+        return None, ""
     low, high = min(sides), max(sides)
     which = f"{low[1]}x{low[0]} to {high[1]}x{high[0]}" if low != high else f"{low[1]}x{low[0]}"
-    need = ", and a size is needed to train" if low != high else ""
-    found.notes.append(
-        f"images are {which} pixels (width x height); they were brought to {SIDE}x{SIDE} for this "
-        f"look{need}"
-    )
-    return SIDE
+    why = "differ in size" if low != high else "are large"
+    return SIDE, f"images {why} ({which} pixels, width x height); {SIDE}x{SIDE} is taken instead"
 
 
 def _drawn(source: ImageSource, most: int) -> Sequence[Any]:

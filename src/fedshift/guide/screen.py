@@ -6,6 +6,7 @@ The command line prints what this yields. Names come from files, so they are tex
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -26,6 +27,13 @@ def shown(found: Diagnosis) -> Iterator[RenderableType]:
         yield Text(printable(f"look first: {line}"), style="bold")
     for line in found.findings:
         yield Text(printable(line))
+    for table in _tables(found):
+        yield Text(f"\n{table.title}", style="bold")
+        yield replace(table, title="")
+    yield from _lines(found)
+
+
+def _tables(found: Diagnosis) -> Iterator[FittedTable]:
     yield _sites(found)
     if found.objective != "regression" and len(found.classes) <= CLASSES:
         yield _labels(found)
@@ -39,7 +47,6 @@ def shown(found: Diagnosis) -> Iterator[RenderableType]:
         both = {(b, a): told for (a, b), told in found.shift.pairs.items()}
         title = "Two sites told apart by a linear model, in % (50: alike)"
         yield _matrix(title, {**found.shift.pairs, **both}, [*found.shift.looked_at])
-    yield from _lines(found)
 
 
 def _sites(found: Diagnosis) -> FittedTable:

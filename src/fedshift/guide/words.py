@@ -211,3 +211,13 @@ def on_missing(missing: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         if shares[most] >= MISSING or shares[most] - least >= GAP:
             elsewhere = f", {least:.0%} where it is least" if len(shares) > 1 else ""
             yield f"Column {name} lacks {shares[most]:.0%} of its cells at {most}{elsewhere}."
+
+
+def on_spelling(classes: Sequence[str]) -> Iterator[str]:
+    """Classes that are the same but for capitals, spaces and signs."""
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        groups.setdefault("".join(filter(str.isalnum, name.casefold())), []).append(name)
+    for plain, names in groups.items():
+        if plain and len(names) > 1:
+            yield f"Classes {listed(names)} may be one; if they are, write them alike."

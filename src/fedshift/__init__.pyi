@@ -79,6 +79,10 @@ from .experiment.run import run as run
 from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario
 from .experiment.sweep import sweep as sweep
+from .guide.diagnosis import Diagnosis as Diagnosis
+from .guide.doctor import doctor as doctor
+from .guide.first_run import FirstRun as FirstRun
+from .guide.first_run import first_run as first_run
 from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult

@@ -20,8 +20,10 @@ from fedshift.cli.claims import app as claims_app
 from fedshift.cli.data import app as data_app
 from fedshift.cli.deploy import server as server_app
 from fedshift.cli.deploy import site as site_app
+from fedshift.cli.doctor import doctor
 from fedshift.cli.export import export
 from fedshift.cli.export_log import export_log
+from fedshift.cli.init import init
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
 from fedshift.cli.published import announce, logged, print_commands, publish, split_methods
@@ -43,6 +45,7 @@ app = typer.Typer(
 
 # Headings of `fedshift --help`, in this order.
 TRAIN, KNOW, LOOK = "Train", "What there is", "Look at runs"
+BEGIN = "Begin with your data"
 PAPERS, USE, MACHINES = "Papers", "Use a model", "Real machines"
 
 
@@ -366,6 +369,8 @@ def check(
         raise typer.Exit(1)
 
 
+app.command(rich_help_panel=BEGIN)(init)
+app.command(rich_help_panel=BEGIN)(doctor)
 app.command(rich_help_panel=TRAIN)(sweep)
 app.command(rich_help_panel=KNOW)(show)
 app.add_typer(data_app, name="data", rich_help_panel=KNOW)

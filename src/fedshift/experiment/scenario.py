@@ -56,22 +56,26 @@ def named_scenario(name: str, scale: str | None) -> Scenario:
     """
     known = SCENARIOS.entries()
     if name not in known and name in datasets():
-        stores = load(name)
-        first = next(iter(stores.values()))
-        return Scenario(
-            name=name,
-            data=name,
-            domains=tuple(stores),
-            objective=first.objective,
-            target=usual_range(stores) if first.objective == "regression" else (0.0, 1.0),
-            backbone="cnn" if first.x.dim() == 4 else "mlp",
-        )
+        return usual_scenario(name, load(name))
     if name not in known:
         raise UnknownNameError.of("scenario or dataset", name, {*known, *datasets()})
     entry = known[name]
     if scale and "scale" not in entry.options:
         raise ConfigError(f"scenario {name!r} comes in one scale; leave out scale={scale!r}")
     return entry.build(**({"scale": scale} if scale else {}))
+
+
+def usual_scenario(name: str, stores: Mapping[str, Domain]) -> Scenario:
+    """The default for a data set that is loaded under ``name``: one client per domain."""
+    first = next(iter(stores.values()))
+    return Scenario(
+        name=name,
+        data=name,
+        domains=tuple(stores),
+        objective=first.objective,
+        target=usual_range(stores) if first.objective == "regression" else (0.0, 1.0),
+        backbone="cnn" if first.x.dim() == 4 else "mlp",
+    )
 
 
 def usual_range(stores: Mapping[str, Domain]) -> tuple[float, float]:

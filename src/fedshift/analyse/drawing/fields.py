@@ -85,20 +85,31 @@ def matrices(
         side = max(2.6, 0.62 * max(len(rows), len(columns)) + 1.2)
         figure, all_axes = panels_of(len(panels), width=side, height=side - 0.3, most=3)
         for axes, (name, values) in zip(all_axes, panels.items(), strict=True):
-            _matrix(axes, np.asarray(values, dtype=float), rows, columns)
+            put_matrix(axes, np.asarray(values, dtype=float), rows, columns)
             axes.set_title(wrapped(name, 34), fontsize=8.5, loc="left")
             axes.set(xlabel=chart.x, ylabel=chart.y)
         put_words(figure, chart, 34 + 28 * min(3, len(panels)))
     return figure
 
 
-def _matrix(axes: Axes, values: NDArray[Any], rows: Sequence[str], columns: Sequence[str]) -> None:
+def put_matrix(
+    axes: Axes,
+    values: NDArray[Any],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    span: tuple[float, float] | None = None,
+) -> None:
+    """Draw a matrix with its numbers; what is no number stays empty.
+
+    ``span``: the values of the lightest and the darkest cell; by default those that occur.
+    """
     shown = np.ma.masked_invalid(values)
-    axes.imshow(shown, cmap="Blues", aspect="equal")
+    low, high = span or (None, None)
+    axes.imshow(shown, cmap="Blues", aspect="equal", vmin=low, vmax=high)
     axes.set_xticks(range(len(columns)), list(columns), rotation=40, ha="right")
     axes.set_yticks(range(len(rows)), list(rows))
     finite = values[np.isfinite(values)]
-    middle = (finite.min() + finite.max()) / 2 if finite.size else inf
+    middle = sum(span or (finite.min(), finite.max())) / 2 if finite.size else inf
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
             ink = "white" if value > middle else "black"

@@ -7,7 +7,8 @@ the arrays that their parent put into shared memory, and must never read the dat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from fedshift.base.errors import UnknownNameError
 from fedshift.base.files import home
@@ -61,3 +62,13 @@ def _stamp(dataset: str) -> Stamp:
 def adopt(dataset: str, options: str, stores: Mapping[str, Domain]) -> None:
     """Make :func:`load` return domains that are already in memory."""
     _LOADED[dataset, options] = None, stores
+
+
+@contextmanager
+def adopted(dataset: str, stores: Mapping[str, Domain]) -> Iterator[None]:
+    """Let :func:`load` return these domains, without options, inside the block."""
+    adopt(dataset, "{}", stores)
+    try:
+        yield
+    finally:
+        _LOADED.pop((dataset, "{}"), None)

@@ -1,0 +1,1 @@
+"""From data to a method: what is in the data, and which method to begin with."""

@@ -79,6 +79,8 @@ from .experiment.run import run as run
 from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario
 from .experiment.sweep import sweep as sweep
+from .guide.advise import advise as advise
+from .guide.advise_result import Advice as Advice
 from .report.load import load as load
 from .report.results import Comparison as Comparison
 from .report.results import RunResult as RunResult

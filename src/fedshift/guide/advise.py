@@ -135,7 +135,7 @@ class Advising:
     def advice(self, notes: list[str]) -> Advice:
         """Admit, search, confirm, and say what was found; writes the files."""
         entrants, left_out, short = self._planned()
-        contest, schedule = self._contest(short)
+        contest, schedule = self.whole(short)
         every = self._search(contest, schedule, entrants)
         finals = self._confirm(contest, schedule, every)
         advice = advice_of(
@@ -152,7 +152,7 @@ class Advising:
         advice.write(contest.out)
         return advice
 
-    def _contest(self, rounds: int) -> tuple[Contest, Schedule]:
+    def whole(self, rounds: int) -> tuple[Contest, Schedule]:
         """The contest and its schedule, with the rounds that fit."""
         own = self.contest
         every = often_enough(rounds, own.scenario.evaluate_every)
@@ -199,7 +199,7 @@ class Advising:
         """The rounds that the time allows."""
         if self.limits.minutes is None:
             return self.given.rounds
-        _, schedule = self._contest(self.given.rounds)
+        _, schedule = self.whole(self.given.rounds)
         more = TUNED * max(len(one.entry.values) for one in fit)
         left = 60 * self.limits.minutes - (monotonic() - began)
         return affordable(schedule, estimates, more, left, self.contest.workers)

@@ -330,7 +330,9 @@ class Typed:
         self._execute(*configure_run("fedavg", lane.scenario), None)
         schedule = asked.whole(rounds)[1]
         told = asked.contest.question.name, asked.given.name, "fedavg", "level", ("Take FedAvg.",)
-        return api.Advice(*told, (), (), ("weights",), schedule, asked.given, "")
+        advice = api.Advice(*told, (), (), ("weights",), schedule, asked.given, "")
+        advice.write(asked.contest.out)
+        return advice
 
     def _attempt(self, job, listener, workers=1):
         return self._execute(job.config, job.method, job.path)

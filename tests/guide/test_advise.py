@@ -332,4 +332,4 @@ def test_a_plug_in_that_is_better_by_construction_is_taken(monkeypatch, tmp_path
         METHODS.forget("eager")
     assert (found.method, found.verdict) == ("eager", "ahead")
     sent = [line.sent for line in found.lines[:2]]
-    assert sent[0] == pytest.approx(sent[1])  # as many bytes as FedAvg
+    assert sent[0] == pytest.approx(sent[1], rel=1e-3)  # as many bytes as FedAvg

@@ -29,7 +29,7 @@ from fedshift.core.scenario import Scenario
 from fedshift.experiment.compare import plan, played
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.scenario import scenario_from
-from fedshift.guide.advise import Advising, Limits
+from fedshift.guide.advise import Advising, Constraints
 from fedshift.guide.advise_contest import (
     Candidate,
     Contest,
@@ -117,7 +117,7 @@ def contest_of(case: Case) -> Contest:
     question, given = question_of(case.question), case.given
     fitting, _ = suited(question, given, "none")
     first = Contest(question, fitting, case.out, 1, lambda _: Listener())
-    return Advising(first, Limits(), len(SEEDS), given, say).whole(given.rounds)[0]
+    return Advising(first, Constraints(), len(SEEDS), given, say).whole(given.rounds)[0]
 
 
 def entrants(contest: Contest) -> list[Candidate]:

@@ -53,7 +53,7 @@ PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
-class Limits:
+class Constraints:
     """What an advice has to keep to."""
 
     max_bytes: float | None = None  # that a site sends in a whole run
@@ -95,7 +95,7 @@ def advise(  # noqa: PLR0913  every choice by keyword
         quiet: show no progress.
         **changes: other values of the scenario, ``rounds=10``.
     """
-    asked, limits = question_of(question), Limits(max_bytes, privacy, minutes)
+    asked, limits = question_of(question), Constraints(max_bytes, privacy, minutes)
     require(limits, seeds)
     given = scenario_for(scenario, changes)
     fitting, notes = suited(asked, given, privacy)
@@ -104,7 +104,7 @@ def advise(  # noqa: PLR0913  every choice by keyword
         return Advising(contest, limits, seeds, given, tell).advice(notes)
 
 
-def require(limits: Limits, seeds: int) -> None:
+def require(limits: Constraints, seeds: int) -> None:
     """Raise, before anything is played, if a limit is none."""
     if limits.privacy not in PRIVACY:
         raise UnknownNameError.of("kind of privacy", limits.privacy, PRIVACY)
@@ -127,7 +127,7 @@ class Advising:
     """An advice under way."""
 
     contest: Contest
-    limits: Limits
+    limits: Constraints
     seeds: int
     given: Scenario  # as the user gave it
     tell: Tell

@@ -24,7 +24,7 @@ from fedshift.experiment.identity import configure_run
 from fedshift.experiment.points import with_settings
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.session import prepare
-from fedshift.guide.shortlist import FEDAVG, LOCAL, Entry, Question
+from fedshift.guide.shortlist import FEDAVG, LOCAL, Asked, Contender
 from fedshift.report.cells import Cell
 from fedshift.report.intervals import mean_error
 from fedshift.report.results import Failure, RunResult
@@ -39,7 +39,7 @@ SEARCH = 2  # domains that are left out in turn while methods are still given up
 class Candidate:
     """A method of the shortlist with one setting, as it is typed."""
 
-    entry: Entry
+    entry: Contender
     method: str
     setting: str = ""  # "mu=0.1"; empty: the defaults
 
@@ -76,7 +76,7 @@ class Tried:
 class Contest:
     """A question in a scenario: lanes, scores and the playing of runs."""
 
-    question: Question
+    question: Asked
     scenario: Scenario
     out: Path
     workers: int
@@ -159,7 +159,7 @@ def without(scenario: Scenario, domain: str) -> Scenario:
     return scenario.change(unseen=domain, domains=others, protocols=scenario.protocols)
 
 
-def candidates(entries: Sequence[Entry], privacy: str) -> list[Candidate]:
+def candidates(entries: Sequence[Contender], privacy: str) -> list[Candidate]:
     """The entries with their defaults, and the privacy part that was asked for."""
     return [Candidate(entry, protected(entry.method, entry, privacy)) for entry in entries]
 
@@ -172,7 +172,7 @@ def others(one: Candidate, privacy: str) -> Iterator[Candidate]:
         yield Candidate(one.entry, protected(typed, one.entry, privacy), said)
 
 
-def protected(method: str, entry: Entry, privacy: str) -> str:
+def protected(method: str, entry: Contender, privacy: str) -> str:
     """The expression with a privacy part; local training sends nothing that needs one."""
     return method if privacy == "none" or entry.method == LOCAL else f"{method} + {privacy}"
 
@@ -241,7 +241,7 @@ def leaves(method: str) -> list[str]:
     return [weights, *told]
 
 
-def suited(question: Question, scenario: Scenario, privacy: str) -> tuple[Scenario, list[str]]:
+def suited(question: Asked, scenario: Scenario, privacy: str) -> tuple[Scenario, list[str]]:
     """The scenario as the question needs it, and notes on what was changed for that."""
     if scenario.selection == "oracle":
         raise ConfigError(

@@ -41,7 +41,7 @@ AHEAD, LEVEL, BEHIND = "ahead", "level", "behind"
 
 
 @dataclass(frozen=True)
-class Line:
+class AdviceLine:
     """One setting of one method: its score, its lead over FedAvg, and what a whole run takes."""
 
     name: str
@@ -91,7 +91,7 @@ class Advice:
     method: str  # as it is typed
     verdict: str  # ahead, or level: nothing measured better than FedAvg
     sentences: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[AdviceLine, ...]
     left_out: tuple[tuple[str, str], ...]  # methods and reasons
     leaves: tuple[str, ...]  # a site
     schedule: Schedule
@@ -272,7 +272,7 @@ def lines_of(
     finals: Sequence[Tried],
     taken: str,
     verdict: str,
-) -> list[Line]:
+) -> list[AdviceLine]:
     """The table: those of the end first, then the others by how far they came."""
     ended = {t.candidate for t in finals}
     rest = [t for t in every if t.candidate not in ended]
@@ -303,7 +303,7 @@ def at_round(tried: Tried, until: int) -> Tried:
 
 def line_of(
     contest: Contest, schedule: Schedule, one: Tried, base: Tried, taken: str, verdict: str
-) -> Line:
+) -> AdviceLine:
     """One line of the table; ``base`` is FedAvg on the same data after as many rounds."""
     score, entry = contest.cell(one), one.candidate.entry
     runs, count = one.results, max(1, len(one.results))
@@ -318,7 +318,7 @@ def line_of(
         remark = "take it" if one.candidate.method == taken else standing(lead)
     if one.final and entry.method == FEDAVG and one.candidate.method != taken:
         remark = BEHIND if verdict == AHEAD else ""
-    return Line(
+    return AdviceLine(
         entry.method,
         one.candidate.method,
         one.candidate.setting,
@@ -345,7 +345,7 @@ def basis(contest: Contest, lead: Cell) -> str:
 
 
 def sentences_of(
-    contest: Contest, lines: Sequence[Line], taken: str, verdict: str, *, barred: bool
+    contest: Contest, lines: Sequence[AdviceLine], taken: str, verdict: str, *, barred: bool
 ) -> list[str]:
     """What to take, by how much and how sure, at what cost, and what leaves a site."""
     ended = [line for line in lines if line.final]
@@ -363,9 +363,9 @@ def sentences_of(
 
 def headline(
     contest: Contest,
-    own: Line,
-    fedavg: Line,
-    rivals: Sequence[Line],
+    own: AdviceLine,
+    fedavg: AdviceLine,
+    rivals: Sequence[AdviceLine],
     verdict: str,
     *,
     barred: bool,
@@ -395,7 +395,7 @@ def headline(
     return f"Take {name}: {against}, {lead}."
 
 
-def beside(contest: Contest, own: Line, rivals: Sequence[Line]) -> list[str]:
+def beside(contest: Contest, own: AdviceLine, rivals: Sequence[AdviceLine]) -> list[str]:
     """How the method that is taken stands to local training, if that went to the end too."""
     alone = next((line for line in rivals if line.name == LOCAL), None)
     if alone is None or own.name == FEDAVG:

@@ -23,7 +23,7 @@ from fedshift.experiment.listener import Listener
 from fedshift.experiment.run import method_of, scenario_of
 from fedshift.guide.advise_contest import Lane, admitted, candidates
 from fedshift.guide.advise_result import HEADS, chosen
-from fedshift.guide.shortlist import ALONE, QUESTIONS, REFERENCE, Asked, Contender
+from fedshift.guide.shortlist import ALONE, QUESTIONS, REFERENCE, Contender, Shortlist
 from fedshift.report.cells import Cell
 from fedshift.report.fitted import FittedTable
 from fedshift.runs.record import read_lines
@@ -40,7 +40,7 @@ def short(monkeypatch):
     """Shortlists of three methods, so that a test takes a second."""
     for name, entries in (("single", FEW), ("per-site", (*FEW[:2], ALONE)), ("unseen", FEW)):
         old = QUESTIONS[name]
-        new = Asked(name, old.asks, old.protocol, entries, old.left_out)
+        new = Shortlist(name, old.asks, old.protocol, entries, old.left_out)
         monkeypatch.setitem(QUESTIONS, name, new)
 
 
@@ -324,7 +324,7 @@ class Eager(Part):
 def test_a_plug_in_that_is_better_by_construction_is_taken(monkeypatch, tmp_path):
     register("eager", group="test")(lambda: Method((Eager(),)))
     entries = (REFERENCE, Contender("eager", "it learns"))
-    monkeypatch.setitem(QUESTIONS, "single", Asked("single", "?", "global", entries))
+    monkeypatch.setitem(QUESTIONS, "single", Shortlist("single", "?", "global", entries))
     try:
         scenario = tiny_scenario(rounds=4, lr=5e-7)
         found = fedshift.advise(

@@ -24,7 +24,7 @@ from fedshift.experiment.identity import configure_run
 from fedshift.experiment.points import with_settings
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.session import prepare
-from fedshift.guide.shortlist import FEDAVG, LOCAL, Asked, Contender
+from fedshift.guide.shortlist import FEDAVG, LOCAL, Contender, Shortlist
 from fedshift.report.cells import Cell
 from fedshift.report.intervals import mean_error
 from fedshift.report.results import Failure, RunResult
@@ -76,7 +76,7 @@ class Tried:
 class Contest:
     """A question in a scenario: lanes, scores and the playing of runs."""
 
-    question: Asked
+    question: Shortlist
     scenario: Scenario
     out: Path
     workers: int
@@ -241,7 +241,7 @@ def leaves(method: str) -> list[str]:
     return [weights, *told]
 
 
-def suited(question: Asked, scenario: Scenario, privacy: str) -> tuple[Scenario, list[str]]:
+def suited(question: Shortlist, scenario: Scenario, privacy: str) -> tuple[Scenario, list[str]]:
     """The scenario as the question needs it, and notes on what was changed for that."""
     if scenario.selection == "oracle":
         raise ConfigError(

@@ -33,8 +33,8 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked, under which protocol it is scored, and who may be the answer.
+class Shortlist:
+    """What is asked, under which protocol it is scored, and which methods may be the answer.
 
     Where ``left_out`` is true, nobody may look at the domain that is asked about, so each training
     domain in turn takes its place.
@@ -48,7 +48,7 @@ class Asked:
     allow: tuple[str, ...] = ()  # what the question itself grants
 
 
-def question_of(name: str) -> Asked:
+def question_of(name: str) -> Shortlist:
     """The question of that name, or an error that lists all."""
     if name not in QUESTIONS:
         raise UnknownNameError.of("question", name, QUESTIONS)
@@ -126,16 +126,16 @@ SMALLER = (
 QUESTIONS = {
     q.name: q
     for q in (
-        Asked("single", "Which one model is best for all sites?", "global", SINGLE),
-        Asked("per-site", "Which model is best at each site?", "personal", PER_SITE),
-        Asked(
+        Shortlist("single", "Which one model is best for all sites?", "global", SINGLE),
+        Shortlist("per-site", "Which model is best at each site?", "personal", PER_SITE),
+        Shortlist(
             "unseen",
             "Which model is best at a site that took no part?",
             "unseen-adapted",
             UNSEEN,
             left_out=True,
         ),
-        Asked(
+        Shortlist(
             "unlabelled",
             "Which model is best at a site whose data have no labels?",
             "unseen-adapted",

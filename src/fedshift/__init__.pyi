@@ -79,6 +79,8 @@ from .experiment.run import run as run
 from .experiment.run import run_file as run_file
 from .experiment.scenario import find_scenario as find_scenario
 from .experiment.sweep import sweep as sweep
+from .guide.advise import advise as advise
+from .guide.advise_result import Advice as Advice
 from .guide.diagnosis import Diagnosis as Diagnosis
 from .guide.doctor import doctor as doctor
 from .guide.first_run import FirstRun as FirstRun

@@ -11,7 +11,7 @@ from fedshift.engine.compute import Compute
 from fedshift.evaluate.metrics import Metrics
 from fedshift.report.load import load_run
 from fedshift.report.results import RunResult
-from fedshift.runs.record import config_json
+from fedshift.runs.record import config_json, read_lines
 from fedshift.runs.summary import summarise
 
 Numbers = Callable[[RunConfig, int], tuple[float, float]]  # validation and test in a round
@@ -22,26 +22,36 @@ def metrics(value: float) -> dict:
     return Metrics(value, 2**0.5, value, value - 1, 1.0, domains, {}).to_json()
 
 
-def planted(numbers: Numbers, played: list[str]):
-    """A stand-in for ``execute``: ``numbers`` says what each round scores."""
+def begun(config: RunConfig, path: Path | None) -> list[dict]:
+    """The rounds that a run has in its directory, which is made if there is none."""
+    if path is None or (path / "metrics.jsonl").exists():
+        return read_lines(path / "metrics.jsonl") if path is not None else []
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config_json(config, Compute())))
+    (path / "metrics.jsonl").write_text("")
+    return []
+
+
+def planted(numbers: Numbers, played: list[str], rounds: list[tuple[str, int]] | None = None):
+    """A stand-in for ``execute``: ``numbers`` says what each round scores.
+
+    A run that was begun goes on after its last round. ``rounds`` notes every round that is played.
+    """
 
     def execute(config: RunConfig, method, path: Path | None, options=None) -> RunResult:
         if path is not None and (path / "summary.json").exists():
             return load_run(path)
         played.append(config.name)
+        history = begun(config, path)
         listener = options.listener
-        listener.started(config, 4, 1)
-        history = []
-        if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
-            (path / "config.json").write_text(json.dumps(config_json(config, Compute())))
-            (path / "metrics.jsonl").write_text("")
-        for round_ in range(1, config.scenario.rounds + 1):
+        listener.started(config, 4, len(history) + 1)
+        protocols = dict.fromkeys(("personal", "global", *config.scenario.protocols))
+        for round_ in range(len(history) + 1, config.scenario.rounds + 1):
             val, test = numbers(config, round_)
-            scores = {
-                p: {"val": metrics(val), "test": metrics(test)} for p in ("personal", "global")
-            }
+            scores = {p: {"val": metrics(val), "test": metrics(test)} for p in protocols}
             history.append({"round": round_, "losses": {}, "seconds": 1.0, "scores": scores})
+            if rounds is not None:
+                rounds.append((config.name, round_))
             if path is not None:
                 with (path / "metrics.jsonl").open("a") as file:
                     file.write(json.dumps(history[-1]) + "\n")

@@ -14,6 +14,7 @@ import typer
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
+from fedshift.cli.advise import advise
 from fedshift.cli.analyse import analyse
 from fedshift.cli.card import card
 from fedshift.cli.claims import app as claims_app
@@ -372,6 +373,7 @@ def check(
 app.command(rich_help_panel=BEGIN)(init)
 app.command(rich_help_panel=BEGIN)(doctor)
 app.command(rich_help_panel=TRAIN)(sweep)
+app.command(rich_help_panel=TRAIN)(advise)
 app.command(rich_help_panel=KNOW)(show)
 app.add_typer(data_app, name="data", rich_help_panel=KNOW)
 app.command(rich_help_panel=LOOK)(watch)

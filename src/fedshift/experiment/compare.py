@@ -29,6 +29,7 @@ from fedshift.experiment.executors import Here, require_executor, scheduled
 from fedshift.experiment.expectation import Estimate
 from fedshift.experiment.identity import configure_run, of_older_data
 from fedshift.experiment.listener import Listener
+from fedshift.experiment.pausing import Paused, Pausing, shortened, so_far
 from fedshift.experiment.progress import Watch, watching
 from fedshift.experiment.references import PREFIX, with_local
 from fedshift.experiment.references import references as reference_rows
@@ -48,6 +49,7 @@ class Job:
     config: RunConfig
     method: Method
     path: Path | None
+    until: int | None = None  # pause after this round; None: play all
 
     @property
     def done(self) -> bool:
@@ -241,11 +243,24 @@ def played(
 
 
 def _attempt(job: Job, listener: Listener, workers: int = 1) -> RunResult | Failure:
-    """Execute one run; divergence is a result of the comparison and does not end it."""
+    """Execute one run; divergence is a result of the comparison and does not end it.
+
+    One that is to pause is played up to that round, if it has not come so far already.
+    """
+    until = job.until if job.until and job.until < job.config.scenario.rounds else None
+    if until is not None:
+        if (held := so_far(job.config, job.path, until)) is not None:
+            return held
+        listener = Pausing(listener, until)
     options = Options(resume=True, transport="auto", listener=listener, workers=workers)
     try:
         # The label is the one that was asked for, whatever the run was called when it was played.
         return replace(execute(job.config, job.method, job.path, options), config=job.config)
+    except Paused:
+        held = so_far(job.config, job.path, until or 0)
+        assert held is not None
+        listener.finished(held)
+        return held
     except DivergedError as error:
         return Failure(job.config, str(error))
 
@@ -264,4 +279,6 @@ def _attempt_alone(job: Job) -> RunResult | Failure:
 
 def _listeners(jobs: Sequence[Job], watch: Watch) -> dict[str, Listener]:
     """A listener for each run; those that are finished already have nothing to tell."""
-    return {j.config.name: Listener() if j.done else watch(j.config) for j in jobs}
+    return {
+        j.config.name: Listener() if j.done else watch(shortened(j.config, j.until)) for j in jobs
+    }

@@ -13,14 +13,11 @@ from typing import Any
 
 from fedshift.base import extras, seeds
 from fedshift.core.config import RunConfig
-from fedshift.core.message import Lost, Update
 from fedshift.experiment.compare import Job, played
-from fedshift.experiment.expectation import Estimate
-from fedshift.experiment.listener import Listener
+from fedshift.experiment.listener import Listener, Through
 from fedshift.experiment.points import Axis, point, short
 from fedshift.experiment.progress import Watch
 from fedshift.experiment.sweep import Outcome, Search, trial_of
-from fedshift.report.results import RunResult
 from fedshift.report.sweeps import Trial
 from fedshift.runs.record import Row, read_lines
 
@@ -31,15 +28,15 @@ class GivenUp(Exception):  # noqa: N818  no error: the search has seen enough of
     """Ends a run whose setting falls behind; its finished rounds stay on disk."""
 
 
-class Pruner(Listener):
+class Pruner(Through):
     """Tells the search every validation score of a run, and ends the run if the search says so.
 
     The rounds that are on disk already are told first, so a repeated search decides alike.
     """
 
     def __init__(self, trial: Any, protocol: str, inner: Listener) -> None:
-        self.trial, self.protocol, self.inner = trial, protocol, inner
-        self.last = 0
+        super().__init__(inner)
+        self.trial, self.protocol, self.last = trial, protocol, 0
 
     def tell(self, row: Row, last: int) -> None:
         """Pass one scored round on; after the ``last`` one there is nothing to give up."""
@@ -51,28 +48,12 @@ class Pruner(Listener):
     def started(self, config: RunConfig, clients: int, first_round: int) -> None:
         """Pass it on."""
         self.last = config.scenario.rounds
-        self.inner.started(config, clients, first_round)
-
-    def replied(self, update: Update) -> None:
-        """Pass it on."""
-        self.inner.replied(update)
-
-    def lost(self, lost: Lost) -> None:
-        """Pass it on."""
-        self.inner.lost(lost)
+        super().started(config, clients, first_round)
 
     def round_done(self, row: Row) -> None:
         """Pass it on, and tell the search."""
-        self.inner.round_done(row)
+        super().round_done(row)
         self.tell(row, self.last)
-
-    def expected(self, estimate: Estimate) -> None:
-        """Pass it on."""
-        self.inner.expected(estimate)
-
-    def finished(self, result: RunResult) -> None:
-        """Pass it on."""
-        self.inner.finished(result)
 
 
 def guided(search: Search, count: int, watch: Watch, workers: int) -> list[Trial]:

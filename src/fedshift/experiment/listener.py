@@ -41,6 +41,37 @@ class Listener:
         """All rounds are done and the summary has been written."""
 
 
+class Through(Listener):
+    """Passes every call on to another listener; the base of those that watch a run on its way."""
+
+    def __init__(self, inner: Listener) -> None:
+        self.inner = inner
+
+    def started(self, config: RunConfig, clients: int, first_round: int) -> None:
+        """Pass it on."""
+        self.inner.started(config, clients, first_round)
+
+    def replied(self, update: Update) -> None:
+        """Pass it on."""
+        self.inner.replied(update)
+
+    def lost(self, lost: Lost) -> None:
+        """Pass it on."""
+        self.inner.lost(lost)
+
+    def round_done(self, row: Row) -> None:
+        """Pass it on."""
+        self.inner.round_done(row)
+
+    def expected(self, estimate: Estimate) -> None:
+        """Pass it on."""
+        self.inner.expected(estimate)
+
+    def finished(self, result: RunResult) -> None:
+        """Pass it on."""
+        self.inner.finished(result)
+
+
 class Clock:
     """How long the rest of a run will take, from the rounds that this process has played."""
 

@@ -4,8 +4,8 @@
     python scripts/adapt_table.py page [--check]                  docs/tables/adapt.md
 
 The sites are the embedded digits: each look held out of the scenario digits, and digits/unseen. A
-model is trained once per site, seed and method, and adapted offline in every way. The inputs are the
-150 training images of the unseen look, without labels; accuracy is on its 350 test images. The
+model is trained once per site, seed and method, and adapted offline in every way. The inputs are
+the 150 training images of the unseen look, without labels; accuracy is on its 350 test images. The
 thresholds of the warnings (adapting/verdict.py) were chosen with seeds 100 to 102, by --first 100
 --seeds 3 and a file of their own (--results); the table has the seeds 0 to 4.
 """
@@ -124,8 +124,9 @@ def warned(row: Row) -> bool:
 
 def page(rows: Sequence[Row]) -> str:
     """The table, and how often a warning was right."""
-    lines = ["| unseen site | model | adapted with | before | after | difference | worst seed | warned |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    first, numbers = ("unseen site", "model", "adapted with"), ("before", "after", "difference")
+    heads = (*first, *numbers, "worst seed", "warned")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     keys = dict.fromkeys((r["scenario"], r["look"], r["method"], r["way"]) for r in rows)
     for key in sorted(keys, key=lambda k: (k[0], LOOKS.index(k[1]), k[2] != "fedavg")):
         own = [r for r in rows if (r["scenario"], r["look"], r["method"], r["way"]) == key]
@@ -149,18 +150,17 @@ def line(key: tuple[str, str, str, str], own: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """How often adapting hurt, how often that was seen, how often a warning was needless."""
-    hurt = [r for r in rows if r["change"] < HURT]
-    told = [r for r in rows if warned(r)]
+    hurt, told = [r for r in rows if r["change"] < HURT], [r for r in rows if warned(r)]
+    seen, refused = sum(map(warned, hurt)), sum(bool(verdict(r).collapse) for r in rows)
+    gained = sum(r["change"] > 0 for r in told)
     silent = [r["change"] for r in rows if not warned(r)]
-    refused = sum(bool(verdict(r).collapse) for r in rows)
     return [
-        f"{len(rows)} adaptations over {len({r['seed'] for r in rows})} seeds; the interval is that "
-        f"of the mean over seeds. {len(hurt)} lost more than 2 points, of which "
-        f"{sum(map(warned, hurt))} came with a warning. Of {len(told)} warnings "
-        f"({refused} of them refusals), {sum(r['change'] > 0 for r in told)} were of models that had "
-        f"gained. Without a warning the worst change is {min(silent):+.1f} points and the mean "
-        f"{statistics.fmean(silent):+.1f}."
-    ]  # fmt: skip
+        f"{len(rows)} adaptations over {len({r['seed'] for r in rows})} seeds; the interval is "
+        f"that of the mean over seeds. {len(hurt)} lost more than 2 points, of which {seen} came "
+        f"with a warning. Of {len(told)} warnings ({refused} of them refusals), {gained} were of "
+        f"models that had gained. Of the {len(silent)} without a warning the worst change is "
+        f"{min(silent):+.1f} points and the mean {statistics.fmean(silent):+.1f}."
+    ]
 
 
 def main(args: Sequence[str]) -> int:

@@ -47,7 +47,6 @@ class Finetuned:
     trained: int  # labelled samples trained on
     scores: Scores
     path: Path | None = None
-    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """What the command line says."""
@@ -55,7 +54,6 @@ class Finetuned:
                f"held out: {self.scores}"]  # fmt: skip
         if self.epoch == 0:
             out.append("note: no epoch was better than the model as it was, which is kept")
-        out += [f"note: {note}" for note in self.notes]
         return [*out, *([f"model in {self.path}"] if self.path else [])]
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +64,6 @@ class Finetuned:
             "epoch": self.epoch,
             "samples": self.trained,
             "scores": self.scores.to_json(),
-            "notes": list(self.notes),
             "path": str(self.path) if self.path else None,
         }
 
@@ -107,12 +104,14 @@ def finetune(  # noqa: PLR0913  as many options as the command has
             f"{at.model.config.label} predicts with more than the net, which fine-tuning would not "
             "train; fine-tune the model of another method"
         )
+    if at.data.notes:  # of labels
+        raise DataError(at.data.notes[0])
     train, held = split(at.data.labelled, at.model.config.scenario.task)
     before, source = outputs(at.model, held), digest(at.model.net)
     chosen = _optimisation(at.model, lr)
     epoch = train_net(at.model, train, held, moved(at.model.net, layers), chosen, epochs)
     scores = compare(at.model.config.scenario.task, held.labels, before, outputs(at.model, held))
-    found = Finetuned(at.model, layers, epoch, len(train), scores, notes=at.data.notes)
+    found = Finetuned(at.model, layers, epoch, len(train), scores)
     if out is None:
         return found
     step = {"kind": "finetune", "layers": layers, "epoch": epoch, "lr": chosen.lr,

@@ -64,9 +64,10 @@ def read_site(
     notes: tuple[str, ...] = ()
     try:
         found = _labels(inputs, raw, classes, task)
+        y, known = _filled(found, len(x), len(classes), task)
     except DataError as error:
-        found, notes = None, (f"labels are not used: {error}",)
-    y, known = _filled(found, len(x), len(classes), task)
+        notes = (f"labels are not used: {error}",)
+        y, known = _filled(None, len(x), len(classes), task)
     samples = Samples(x, y, torch.arange(len(x)), inputs.pixels)
     return SiteData(name, samples, known, own, notes)
 

@@ -1,6 +1,10 @@
 # The public names, and where each lives. `__init__.py` reads this file: a name is imported when it
 # is first used. docs/api.md documents all of them, and a test holds the two together.
 
+from .adapting.adapt import Adapted as Adapted
+from .adapting.adapt import adapt as adapt
+from .adapting.finetune import Finetuned as Finetuned
+from .adapting.finetune import finetune as finetune
 from .base import seeds as seeds
 from .base import tree as tree
 from .base.errors import ConfigError as ConfigError

@@ -14,6 +14,7 @@ import typer
 from fedshift.base.errors import ConfigError, UnknownNameError
 from fedshift.base.version import __version__
 from fedshift.cli import options as opt
+from fedshift.cli.adapt import adapt
 from fedshift.cli.advise import advise
 from fedshift.cli.analyse import analyse
 from fedshift.cli.card import card
@@ -24,6 +25,7 @@ from fedshift.cli.deploy import site as site_app
 from fedshift.cli.doctor import doctor
 from fedshift.cli.export import export
 from fedshift.cli.export_log import export_log
+from fedshift.cli.finetune import finetune
 from fedshift.cli.init import init
 from fedshift.cli.ledger import ledger
 from fedshift.cli.predict import predict
@@ -383,6 +385,8 @@ app.command(rich_help_panel=LOOK)(ledger)
 app.command(rich_help_panel=LOOK)(export_log)
 app.command(rich_help_panel=PAPERS)(reproduce)
 app.add_typer(claims_app, name="claims", rich_help_panel=PAPERS)
+app.command(rich_help_panel=USE)(adapt)
+app.command(rich_help_panel=USE)(finetune)
 app.command(rich_help_panel=USE)(predict)
 app.command(rich_help_panel=USE)(export)
 app.command(rich_help_panel=USE)(card)

@@ -108,6 +108,17 @@ Log = Annotated[
         "--log", help="Also log to tensorboard or mlflow, in files beside the runs; repeatable."
     ),
 ]
+SiteName = Annotated[
+    str | None,
+    typer.Option("--name", help="What the site is called; default: the folder's or file's name."),
+]
+StartSite = Annotated[
+    str | None,
+    typer.Option("--start", help="A site of the run whose own model is taken; default: for all."),
+]
+ModelOut = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder of the new model; default models/NAME.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors, and the result's path.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 

@@ -8,6 +8,7 @@ the state that the method's parts predict with.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedshift.data.federation import Federation, Site, Splits
 from fedshift.data.samples import Samples
 from fedshift.engine.build import build_net
 from fedshift.evaluate.protocols import leave_out_necks
+from fedshift.experiment.alike import most_alike
 from fedshift.experiment.raw import Predictions, RawInputs, energy_of
 from fedshift.report import optional
 from fedshift.report.results import RunResult
@@ -42,6 +44,8 @@ from fedshift.runs.record import read_config, read_lines, read_summary
 from fedshift.runs.summary import selected_rounds
 
 BATCH = 512  # inputs at a time, as in scoring
+ADAPTED = "adapted_to"  # in ``model.json`` of a directory that ``adapting`` wrote: which site
+STORY = "adapted.json"  # beside it: from what and how the model was made
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Model:
     client: Client | None = None
     inbox: Tree = field(default_factory=dict)  # what the parts' ``send_scoring`` returned
     inputs: RawInputs | None = None  # how raw data become inputs
+    alike: Callable[[Tensor], list[str] | None] | None = None  # see ``experiment.alike``
 
     @property
     def scoring(self) -> Scoring:
@@ -95,13 +100,19 @@ class Model:
 
         Returns:
             A list of class names, of tuples of labels (multi-label) or of numbers in the target's
-            unit (regression), with ``probabilities`` (N, K), ``classes``, ``ids`` and ``energy``,
-            an out-of-distribution score.
+            unit (regression), with ``probabilities`` (N, K), ``classes``, ``ids``, ``energy``, an
+            out-of-distribution score, and ``most_like``, the sites whose data look most alike.
         """
         assert self.inputs is not None
         x = self.inputs.read(raw, site or self.site, reference)
+        found = self._named(x, self.inputs.ids(raw, ids))
+        found.most_like = self.alike(x) if self.alike is not None else None
+        return found
+
+    def _named(self, x: Tensor, names: Sequence[Any] | None) -> Predictions:
+        """Predictions of inputs (N, *shape) by name."""
         out = torch.cat([self.logits(part) for part in x.split(BATCH)])  # (N, K)
-        names, task = self.inputs.ids(raw, ids), self.config.scenario.task
+        task = self.config.scenario.task
         if isinstance(task, Regression):
             number = out.double().squeeze(1) * task.scale + task.shift
             return Predictions(number.tolist(), self.classes, None, None, names)
@@ -166,6 +177,7 @@ class Kept:
     classes: tuple[str, ...]
     sites: tuple[str, ...]
     inputs: RawInputs
+    about: Mapping[str, Any]  # ``model.json``
 
     @classmethod
     def open(
@@ -187,7 +199,7 @@ class Kept:
         net = build_net(config, whole, Federation({}, {}, None, classes, shape))
         sites = sites_of(path)
         inputs = RawInputs.open(path, shape, config.scenario.pixels)
-        return cls(config, whole, wanted, net.eval(), folder, round_, classes, sites, inputs)
+        return cls(config, whole, wanted, net.eval(), folder, round_, classes, sites, inputs, about)
 
     @property
     def keys(self) -> dict[Scope, frozenset[str]]:
@@ -195,10 +207,23 @@ class Kept:
         local = self.config.scenario.bn == "local"
         return by_scope(self.method.scopes(self.net, bn_local=local))
 
+    @property
+    def one_for_all(self) -> bool:
+        """Whether there is one model for everybody; it may skip necks that sites keep private."""
+        private, rule = self.keys[Scope.PRIVATE], self.config.scenario.private_at_new_site
+        return (
+            ADAPTED in self.about
+            or not private
+            or rule in ("initial", "mean")
+            or (rule == "none" and leave_out_necks(self.net, private))
+        )
+
     def of_site(self, site: str) -> Model:
         """A site's own model."""
         if site not in self.sites:
             raise UnknownNameError.of("site of this run", site, self.sites)
+        if ADAPTED in self.about:
+            return self._adapted()
         initial = tree.clone(self.net.state_dict())
         shared, state = self._shared(), self._state(site)
         received = initial | shared | self._personal(site) | state.get("net", {})
@@ -221,27 +246,37 @@ class Kept:
 
     def of_all(self) -> Model:
         """The one model for all, as the scenario's ``private_at_new_site`` defines it."""
-        entries = dict(self._shared())
-        if self.keys[Scope.PERSONAL]:
-            entries |= self._mean([self._personal(site) for site in self.sites])
-        private, rule = self.keys[Scope.PRIVATE], self.config.scenario.private_at_new_site
-        known = (
-            not private
-            or rule in ("initial", "mean")
-            or (rule == "none" and leave_out_necks(self.net, private))
-        )
-        if not known:
+        if ADAPTED in self.about:
+            return self._adapted()
+        if not self.one_for_all:
             raise RunError(
                 f"{self.config.label} keeps entries private, so there is no one model for all; "
                 f"name a site: {', '.join(self.sites)}"
             )
-        if private and rule == "mean":
+        entries = dict(self._shared())
+        if self.keys[Scope.PERSONAL]:
+            entries |= self._mean([self._personal(site) for site in self.sites])
+        private = self.keys[Scope.PRIVATE]
+        if private and self.config.scenario.private_at_new_site == "mean":
             initial = tree.pick(self.net.state_dict(), private)
             entries |= self._mean(
                 [tree.pick(initial | self._state(s).get("net", {}), private) for s in self.sites]
             )
         load(self.net, entries)
         return self._model(None, None)
+
+    def _adapted(self) -> Model:
+        """The model of a directory that ``adapting`` wrote, where all entries are in one file."""
+        self.net.skipped = frozenset(self.about["skipped"])
+        load(self.net, self._shared())
+        return self._model(self.about[ADAPTED], None)
+
+    def own_entries(self) -> dict[str, Tree]:
+        """Each site's personal and private entries; none where they are not in this directory."""
+        if not (self.folder / "clients").is_dir():
+            return {}
+        own = {s: self._personal(s) | self._state(s).get("net", {}) for s in self.sites}
+        return {s: found for s, found in own.items() if self.keys[Scope.PRIVATE] <= found.keys()}
 
     def _mean(self, trees: list[Tree]) -> Tree:
         return weighted_mean(
@@ -280,13 +315,15 @@ class Kept:
             client,
             inbox,
             self.inputs,
+            partial(most_alike, self),
         )
 
 
 def sites_of(path: Path) -> tuple[str, ...]:
     """The sites of a run, each of which may have a model of its own.
 
-    The directory of a deployed site (``deploy.models``) names that site alone.
+    The directory of a deployed site (``deploy.models``) names that site alone, and so does that of
+    a model that was adapted to one (``adapting``).
     """
     about = read_json(path / best.FOLDER / "model.json")
     if "sites" in about:

@@ -8,7 +8,7 @@ trained on is never read here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from torch.nn import functional
 from fedshift.base.errors import DataError
 from fedshift.base.files import read_json
 from fedshift.data.samples import Pixels, as_input
-from fedshift.data.sources.images import Item, decode_items
+from fedshift.data.sources.arrays import ENTRIES, dense, open_npz
+from fedshift.data.sources.images import Item, decode_items, resize_all
 from fedshift.data.sources.limits import Limits
 from fedshift.data.sources.pixels import SUFFIXES, Span
-from fedshift.data.sources.tables.raw import KINDS, named_column, prepare_rows
+from fedshift.data.sources.tables.raw import KINDS, named_column, prepare_rows, with_site
 from fedshift.runs.best import PREPARATION
 
 
@@ -46,9 +47,10 @@ class Predictions(list[Any]):
         super().__init__(found)
         self.classes, self.probabilities, self.energy = classes, probabilities, energy
         self.ids = list(range(1, len(self) + 1)) if ids is None else list(ids)
+        self.most_like: list[str] | None = None  # sites of the run, see ``experiment.alike``
 
     def columns(self) -> dict[str, list[Any]]:
-        """As the columns of a table: id, prediction, probability of each class, energy."""
+        """As columns of a table: id, prediction, probabilities, energy, the site most alike."""
         found = [", ".join(one) if isinstance(one, tuple) else one for one in self]
         out: dict[str, list[Any]] = {"id": self.ids, "prediction": found}
         if self.probabilities is not None:
@@ -56,6 +58,8 @@ class Predictions(list[Any]):
                 out[f"p({name})"] = [round(p, 6) for p in self.probabilities[:, k].tolist()]
         if self.energy is not None:
             out["energy"] = [round(e, 6) for e in self.energy.tolist()]
+        if self.most_like is not None:
+            out["most_like"] = self.most_like
         return out
 
 
@@ -94,13 +98,39 @@ class RawInputs:
         except AttributeError:
             raise DataError(f"{run / PREPARATION} is damaged; restore it") from None
 
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``preparation.json``."""
+        table = {"table": self.table} if self.table else {}
+        return table | {"spans": dict(self.spans), "domains": dict(self.domains)}
+
     def read(self, raw: Any, site: str | None, reference: Any = None) -> Tensor:
         """Inputs (N, *shape); ``site`` is a client or a site of the data, or a new one."""
         if isinstance(raw, Tensor):
             return raw
+        return self._fitting(as_input(self.stored(raw, site, reference), self.pixels))
+
+    def at_site(self, raw: Any, name: str) -> tuple[RawInputs, Tensor]:
+        """How a site that took no part in training prepares its data, and the data as stored.
+
+        Where each site has statistics or a range of values of its own, they are fitted on the data;
+        then the site's later data are prepared alike.
+        """
+        known = self.domains.get(name, name)
+        x, span = self._stored(raw, known, raw)
+        table = self.table and with_site(self.table, known, raw)
+        spans = {**self.spans, known: span.limits} if span else self.spans
+        return replace(self, table=table, spans=spans), x
+
+    def stored(self, raw: Any, site: str | None, reference: Any = None) -> Tensor:
+        """Inputs before scaling: images (N, H, W, C) uint8, or rows (N, D)."""
         whose = self.domains.get(site, site) if site is not None else None
+        return self._stored(raw, whose, reference)[0]
+
+    def _stored(self, raw: Any, whose: str | None, reference: Any) -> tuple[Tensor, Span | None]:
         if isinstance(raw, np.ndarray):
-            return self._fitting(as_input(torch.from_numpy(raw), self.pixels))
+            return torch.from_numpy(raw), None
+        if is_npz(raw):
+            return self._arrays(Path(raw)), None
         if len(self.shape) == 3:
             return self._images(raw, whose)
         if self.table is None:
@@ -108,12 +138,11 @@ class RawInputs:
                 "this run has no preparation of tables: its data were vectors, or an earlier "
                 f"version made it; give inputs of shape (N, {self.shape[0]}) as an array"
             )
-        x = prepare_rows(self.table, raw, whose, reference)
-        return self._fitting(torch.from_numpy(x))
+        return torch.from_numpy(prepare_rows(self.table, raw, whose, reference)), None
 
     def ids(self, raw: Any, column: str | None = None) -> list[Any] | None:
         """Names of the samples: of files, of a column, of a DataFrame's rows; None: no names."""
-        if isinstance(raw, Tensor | np.ndarray):
+        if isinstance(raw, Tensor | np.ndarray) or is_npz(raw):
             return None
         if len(self.shape) == 3:
             root = Path(raw) if isinstance(raw, str | Path) and Path(raw).is_dir() else None
@@ -132,18 +161,32 @@ class RawInputs:
             )
         return x
 
-    def _images(self, raw: Any, whose: str | None) -> Tensor:
+    def _images(self, raw: Any, whose: str | None) -> tuple[Tensor, Span | None]:
         """Images of a folder, a file or several, in the size of the training images."""
         files = image_files(raw)
-        _, height, width = self.shape
         items = [Item(str(path), "", -1, path) for path in files]
         known = self.spans.get(whose) if whose is not None else None
         span = Span(*known) if known else None
-        size = height if height == width else None
-        found = decode_items(files[0].parent.name, items, size, Limits(), span)
+        found = decode_items(files[0].parent.name, items, self._side, Limits(), span)
         if found.problems:
             raise DataError(found.problems[0])
-        return self._fitting(as_input(torch.from_numpy(found.x), self.pixels))
+        return torch.from_numpy(found.x), found.span
+
+    def _arrays(self, path: Path) -> Tensor:
+        """The entry ``x`` of an npz file, images in the size of the training images."""
+        x = dense(open_npz(path, ENTRIES), path)
+        return torch.from_numpy(resize_all(x, self._side) if x.ndim == 4 else x)
+
+    @property
+    def _side(self) -> int | None:
+        """Side of the training images if they were square; None keeps sizes as they are."""
+        square = len(self.shape) == 3 and self.shape[1] == self.shape[2]
+        return self.shape[1] if square else None
+
+
+def is_npz(raw: Any) -> bool:
+    """Whether raw data are a file of arrays."""
+    return isinstance(raw, str | Path) and Path(raw).suffix.lower() == ".npz"
 
 
 def image_files(raw: Any) -> list[Path]:

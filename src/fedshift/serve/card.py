@@ -21,6 +21,7 @@ from fedshift.base.files import read_json
 from fedshift.base.version import __version__
 from fedshift.core.measures import BINS
 from fedshift.core.objective import Classification
+from fedshift.experiment.models import STORY
 from fedshift.report.intervals import NORMAL, sample_error
 from fedshift.report.load import load_run
 from fedshift.report.results import RunResult, cell_of
@@ -31,6 +32,8 @@ from fedshift.runs.what_left import what_left
 
 Row = dict[str, Any]
 FORMAT = 1
+SOURCE = "source"  # where ``adapting`` keeps what a card needs of the run
+NOT_THIS = "The results above are those of the run's model before it was changed for this site."
 QUESTIONS = {
     "personal": "How well does each site's own model do on that site's data?",
     "personal-trained": "The same, before the sites' models are merged.",
@@ -55,6 +58,9 @@ def card_of(
         files: exported files, of which sizes and checksums are told.
         licence: under which the model may be used; the card says so if nobody has said it.
     """
+    story = None if isinstance(run, RunResult) else _story(Path(run))
+    if story is not None:
+        run, site = Path(run) / SOURCE, story["site"]  # type: ignore[arg-type]
     result = run if isinstance(run, RunResult) else load_run(Path(run))
     if result.path is None:
         raise RunError("this run is not on disk, and a card is made from its directory")
@@ -71,13 +77,20 @@ def card_of(
         "protocol": _protocol(result),
         "results": [_results(result, name, kept) for name in result.summary["protocols"]],
         "calibration": _calibration(result, kept),
-        "limits": _limits(result),
+        "adapted": story["steps"] if story else [],
+        "limits": [*([NOT_THIS] if story else []), *_limits(result)],
         "left": _left(path),
         "privacy": _privacy(result),
         "versions": {"card": __version__, **read_json(path / "config.json")["environment"]},
         "files": [_file(one) for one in files],
         "reproduce": _reproduce(result),
     }
+
+
+def _story(path: Path) -> Row | None:
+    """What ``adapting`` did to a run's model, if the folder holds such a model."""
+    found: Row | None = read_json(path / STORY) if (path / STORY).exists() else None
+    return found
 
 
 def _data(result: RunResult, kept: Sequence[KeptPredictions]) -> Row:

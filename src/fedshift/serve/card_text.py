@@ -114,6 +114,7 @@ def sections(card: Mapping[str, Any]) -> Iterable[Section]:
         yield _results(found)
     for found in card["calibration"]:
         yield _calibration(found)
+    yield from _changes(card["adapted"])
     yield Section("Known limits", tuple(card["limits"]))
     yield from _leaving(card)
     yield _pairs("Versions", card["versions"])
@@ -211,6 +212,21 @@ def drawn(bins: Sequence[Mapping[str, float]], name: str) -> str:
         axes.set(xlabel="mean confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     made: str = figures.inline(figure, f"reliability-{name}", f"Reliability diagram, {name}")
     return made
+
+
+def _changes(steps: Sequence[Mapping[str, Any]]) -> Iterable[Section]:
+    """How the model was changed for a site that took no part."""
+    rows = []
+    for step in steps:
+        told, verdict = step["scores"], step.get("verdict", {})
+        how = f"{step['kind']} ({step.get('with') or step['layers']})"
+        moved = f"{told['before']:.1f} -> {told['after']:.1f} %" if told else "no labels"
+        doubts = [verdict["collapse"]] if verdict.get("collapse") else []
+        doubts += verdict.get("warnings", [])
+        rows.append((how, step["site"], str(step["samples"]), moved, "; ".join(doubts) or "none"))
+    if rows:
+        heads = ("how", "site", "samples", "its labelled samples", "warnings")
+        yield Section("Changed for a site", (), heads, tuple(rows))
 
 
 def _leaving(card: Mapping[str, Any]) -> Iterable[Section]:

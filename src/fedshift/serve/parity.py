@@ -110,7 +110,7 @@ def stored_inputs(samples: Samples) -> Tensor:
 def _test_sets(model: Model) -> dict[str, Samples]:
     scenario = model.config.scenario
     made = federate_for(model.method, scenario, model.config.seed)
-    if model.site is not None:
+    if model.site is not None and model.site in made.sites:
         sets = {model.site: made.sites[model.site].data.test}
     else:
         sets = {name: splits.test for name, splits in made.domains.items()}

@@ -16,10 +16,12 @@ import numpy as np
 from fedshift.base.errors import DataError
 from fedshift.base.logs import log
 from fedshift.data.sources.tables.preparation import CategoryPlan, NumberPlan, TablePreparation
-from fedshift.data.sources.tables.reading import Array, from_values, read_table
+from fedshift.data.sources.tables.reading import Array, as_texts, from_values, read_table
 from fedshift.data.sources.tables.replay import agreed_of, preparation_of
 from fedshift.data.sources.tables.roles import not_numbers
 from fedshift.data.sources.tables.schema import TableSchema
+from fedshift.data.sources.tables.sites import missing
+from fedshift.data.sources.tables.targets import find_targets, known_labels, label_columns
 
 KINDS = "a csv, parquet or xlsx file, a DataFrame, or rows as mappings from column to cell"
 
@@ -42,6 +44,51 @@ def prepare_rows(record: Mapping[str, Any], raw: Any, site: str | None, referenc
                     plan.name, count, first,
                 )  # fmt: skip
     return preparation.apply(columns)
+
+
+def with_site(record: Mapping[str, Any], site: str, raw: Any) -> dict[str, Any]:
+    """The record with a new site's own statistics, fitted on its rows; else as it is."""
+    if record["statistics"] == "federated" or site in record["sites"]:
+        return dict(record)
+    fitted = _preparation(record, site, raw).to_json()
+    return {**record, "sites": {**record["sites"], site: fitted}}
+
+
+def labels_of(record: Mapping[str, Any], raw: Any) -> tuple[Array, Array] | None:
+    """Targets of the rows that have one, and which these are (N,); None without such a column.
+
+    Classes are numbered as the record does; a label that it does not know is an error.
+    """
+    schema = TableSchema.model_validate(record["schema"])
+    table = _as_columns(raw, schema)
+    names = label_columns(schema, table)
+    if not all(name in table for name in names):
+        return None
+    known = ~np.any([missing(table[name]) for name in names], axis=0)
+    if not known.any():
+        return None
+    own = {name: table[name][known] for name in names}
+    if record["objective"] == "classification":
+        cells = as_texts(own[names[0]])
+        return known_labels(cells, record["classes"], schema.rename_label), known
+    told = schema.model_copy(update={"objective": record["objective"]})
+    return find_targets({"": own}, told).y[""], known
+
+
+def _as_columns(raw: Any, schema: TableSchema) -> dict[str, Array]:
+    """All columns of a file, a DataFrame or rows as the readers of files give them."""
+    if isinstance(raw, str | Path):
+        return read_table(Path(raw), schema).columns
+    if hasattr(raw, "isna"):
+        cells = raw.astype(object).where(~raw.isna(), None).to_dict("list")
+    else:
+        names = dict.fromkeys(name for row in raw for name in row)
+        cells = {name: [row.get(name) for row in raw] for name in names}
+    words = {
+        str(name).strip(): [str(v) if isinstance(v, bool | np.bool_) else v for v in found]
+        for name, found in cells.items()
+    }
+    return {name: from_values(found, schema) for name, found in words.items()}
 
 
 def _preparation(record: Mapping[str, Any], site: str | None, reference: Any) -> TablePreparation:

@@ -28,6 +28,7 @@ from fedshift.runs.predictions import KeptPredictions, read_predictions
 from fedshift.runs.spending import FILE as SPENDING
 from fedshift.runs.spending import Spending
 from fedshift.runs.what_left import what_left
+from fedshift.serve.calibrate import Temperature
 
 Row = dict[str, Any]
 FORMAT = 1
@@ -46,6 +47,7 @@ def card_of(
     site: str | None = None,
     files: Sequence[Path] = (),
     licence: str = "",
+    temperature: Temperature | None = None,
 ) -> Row:
     """The card of a finished run as JSON.
 
@@ -54,6 +56,7 @@ def card_of(
         site: whose own model the card is of; None: the model for all, or each site's.
         files: exported files, of which sizes and checksums are told.
         licence: under which the model may be used; the card says so if nobody has said it.
+        temperature: by which its probabilities are calibrated, see ``calibrate``.
     """
     result = run if isinstance(run, RunResult) else load_run(Path(run))
     if result.path is None:
@@ -71,6 +74,7 @@ def card_of(
         "protocol": _protocol(result),
         "results": [_results(result, name, kept) for name in result.summary["protocols"]],
         "calibration": _calibration(result, kept),
+        "temperature": None if temperature is None else temperature.to_json(),
         "limits": _limits(result),
         "left": _left(path),
         "privacy": _privacy(result),

@@ -7,6 +7,7 @@ import base64
 import http.client
 import io
 import json
+import math
 import socket
 import threading
 import time
@@ -24,8 +25,8 @@ from fedshift.serve.predictor import open_predictor
 from fedshift.serve.start import ServiceLimits, drift_reference, read_token, require_limits
 
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
-from fedshift.serve.service import Service  # noqa: E402  of the extra
+pytest.importorskip("uvicorn")
+from fedshift.serve.service import Service, server_of
 
 TOKEN = "sixteen-letters-and-more"
 
@@ -57,9 +58,7 @@ def serving(predictor, limits=None, monitor=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    config = uvicorn.Config(service.app(), port=port, log_level="critical", ws="none",
-                            timeout_graceful_shutdown=10)  # fmt: skip
-    server = uvicorn.Server(config)
+    server = server_of(service, "127.0.0.1", port)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     while not server.started:
@@ -133,7 +132,12 @@ def test_what_is_not_understood_is_refused_in_one_sentence(served, answers):
         code, found = served.predict(body, kind)
         assert (code, told in found["error"]) == (status, True), (body[:20], found)
     assert served.predict(blob, "image/png", token=TOKEN[1:])[0] == 401
-    assert served.ask("GET", "/predict")[0].status == 405
+    reply, told = served.ask("GET", "/predict")
+    assert (reply.status, reply.getheader("allow")) == (405, "POST")
+    assert told["error"].startswith("GET /predict: the service has POST /predict")
+    reply, told = served.ask("GET", "/<b>")
+    assert (reply.status, reply.getheader("content-type")) == (404, "application/json")
+    assert "see /openapi.json" in told["error"]
 
 
 def test_a_body_that_comes_too_slowly_is_given_up(served):
@@ -142,6 +146,35 @@ def test_a_body_that_comes_too_slowly_is_given_up(served):
         link.sendall(f"{head}Content-Type: image/png\r\nContent-Length: 10\r\n\r\nab".encode())
         assert b" 408 " in link.recv(4096).split(b"\r\n")[0]
     assert served.service.waiting == 0
+
+
+def received(link: socket.socket) -> tuple[bytes, dict[str, str]]:
+    """The head and the JSON of one answer; they may come in several pieces."""
+    got = b""
+    while not got.endswith(b"}"):
+        got += link.recv(4096)
+    head, _, body = got.partition(b"\r\n\r\n")
+    return head, json.loads(body)
+
+
+def test_a_head_that_comes_too_slowly_is_given_up(served):
+    """At once, in part, or after a first request on the same connection."""
+    whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    for before, sent in ((b"", b""), (b"", b"POST /predict HTTP/1.1\r\nHo"), (whole, b"GET /he")):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as link:
+            if before:
+                link.sendall(before)
+                assert received(link)[1]["status"] == "ok"
+            link.sendall(sent)
+            head, told = received(link)
+            assert head.startswith(b"HTTP/1.1 408 ")
+            assert told == {"error": "no whole request within 1 seconds"}
+            assert link.recv(1) == b""  # closed
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as link:
+        for _ in range(4):  # a connection that is kept and used is not given up
+            link.sendall(whole)
+            assert b" 200 " in received(link)[0]
+            time.sleep(0.4)
 
 
 def test_health_metrics_page_and_description(served):
@@ -221,6 +254,11 @@ def test_rows_and_csv_are_answered_as_predict_answers_the_file(table, tmp_path):
         assert served.predict({"rows": [row | {"note": "fever"}]})[0] == 200
         status, told = served.predict({"rows": [row]})
         assert (status, "has no column note" in told["error"]) == (422, True)
+        given = {"inputs": [[math.nan] * predictor.inputs.shape[0]]}
+        status, told = served.predict(given)
+        assert (status, "inputs hold NaN, or numbers too large" in told["error"]) == (422, True)
+        given["inputs"][0] = [1e300] * predictor.inputs.shape[0]
+        assert served.predict(given)[0] == 422
         status, told = served.predict(b"age\n", "text/csv")
         assert (status, told["error"].startswith("the csv has no rows")) == (422, True)
     reference = drift_reference(predictor, None)  # age, lab and since were standardised

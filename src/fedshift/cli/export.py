@@ -20,10 +20,15 @@ def export(
     quantise: Annotated[
         str | None, typer.Option(help="int8: a second ONNX file with weights of 8 bits.")
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="temperature: probabilities fitted on the validation samples."),
+    ] = None,
     licence: Annotated[str, typer.Option(help="For the card: under which it may be used.")] = "",
 ) -> None:
     """Write a trained model as a file that runs without fedshift, checked against the model."""
     from fedshift.serve.export import export as write
 
-    for line in write(run, out, kind, site=site, quantise=quantise, licence=licence).lines():
+    done = write(run, out, kind, site=site, quantise=quantise, calibrate=calibrate, licence=licence)
+    for line in done.lines():
         typer.echo(line)

@@ -29,6 +29,7 @@ from fedshift.runs.predictions import KeptPredictions, read_predictions
 from fedshift.runs.spending import FILE as SPENDING
 from fedshift.runs.spending import Spending
 from fedshift.runs.what_left import what_left
+from fedshift.serve.calibrate import Temperature
 
 Row = dict[str, Any]
 FORMAT = 1
@@ -49,6 +50,7 @@ def card_of(
     site: str | None = None,
     files: Sequence[Path] = (),
     licence: str = "",
+    temperature: Temperature | None = None,
 ) -> Row:
     """The card of a finished run as JSON.
 
@@ -57,6 +59,7 @@ def card_of(
         site: whose own model the card is of; None: the model for all, or each site's.
         files: exported files, of which sizes and checksums are told.
         licence: under which the model may be used; the card says so if nobody has said it.
+        temperature: by which its probabilities are calibrated, see ``calibrate``.
     """
     story = None if isinstance(run, RunResult) else _story(Path(run))
     if story is not None:
@@ -77,6 +80,7 @@ def card_of(
         "protocol": _protocol(result),
         "results": [_results(result, name, kept) for name in result.summary["protocols"]],
         "calibration": _calibration(result, kept),
+        "temperature": None if temperature is None else temperature.to_json(),
         "adapted": story["steps"] if story else [],
         "limits": [*([NOT_THIS] if story else []), *_limits(result)],
         "left": _left(path),

@@ -114,6 +114,8 @@ def sections(card: Mapping[str, Any]) -> Iterable[Section]:
         yield _results(found)
     for found in card["calibration"]:
         yield _calibration(found)
+    if card["temperature"]:
+        yield _temperature(card["temperature"])
     yield from _changes(card["adapted"])
     yield Section("Known limits", tuple(card["limits"]))
     yield from _leaving(card)
@@ -197,6 +199,18 @@ def _calibration(found: Mapping[str, Any]) -> Section:
     heads = ("samples", "mean confidence", "accuracy")
     title = f"Calibration: {found['protocol']}"
     return Section(title, lines, heads, tuple(rows), drawn(found["bins"], found["protocol"]))
+
+
+def _temperature(found: Mapping[str, Any]) -> Section:
+    lines = (f"Logits are divided by {found['value']:.3f} before they become probabilities, which "
+             f"changes no class. The number was fitted on {found['fitted']} validation samples of "
+             "the training sites; at a site with another look it may be a wrong one.",)  # fmt: skip
+    rows = [
+        (name, str(g["samples"]), *(f"{v:.1f}" for v in g["ece"]), *(f"{v:.2f}" for v in g["nll"]))
+        for name, g in found["tests"].items()
+    ]
+    heads = ("test samples of", "number", "ECE before", "ECE after", "NLL before", "NLL after")
+    return Section("Temperature", lines, heads, tuple(rows))
 
 
 def drawn(bins: Sequence[Mapping[str, float]], name: str) -> str:

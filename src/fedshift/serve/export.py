@@ -7,15 +7,17 @@ answer as the trained model did is not left behind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.method import Method
 from fedshift.experiment.models import load_model
 from fedshift.report.results import RunResult
 from fedshift.serve.about import FILE, about_of, cannot_prepare, require_free, write_prepare
+from fedshift.serve.calibrate import Temperature, require_kind, temperature_of
 from fedshift.serve.card import card_of
 from fedshift.serve.card_text import write_cards
 from fedshift.serve.formats import OPSET, example, onnx_runner, require_format, runner, write
@@ -34,6 +36,7 @@ class Exported:
     files: tuple[Path, ...]  # all that was written, the model first
     notes: tuple[str, ...] = ()
     quantised: Parity | None = None  # of the int8 file, which may differ
+    temperature: Temperature | None = None  # by which its probabilities are calibrated
 
     @property
     def opset(self) -> int | None:
@@ -46,6 +49,8 @@ class Exported:
         out = [f"{self.path}: {self.format}{opset}, {size_of(self.path)}", f"parity: {self.parity}"]
         if self.quantised is not None:
             out.append(f"{self.files[1]}: int8, {size_of(self.files[1])}; {change(self.quantised)}")
+        if self.temperature is not None:
+            out.append(f"calibrated: {self.temperature}")
         beside = [path.name for path in self.files[1 + (self.quantised is not None) :]]
         return [*out, *self.notes, *([f"beside it: {', '.join(beside)}"] if beside else [])]
 
@@ -71,6 +76,7 @@ def export(  # noqa: PLR0913  as many options as the command has
     *,
     site: str | None = None,
     quantise: str | None = None,
+    calibrate: str | None = None,
     licence: str = "",
     method: Method | None = None,
 ) -> Exported:
@@ -83,6 +89,8 @@ def export(  # noqa: PLR0913  as many options as the command has
             probabilities out, any batch size) or ``safetensors`` (the net's entries alone).
         site: the site whose own model is wanted; None takes the one model for all.
         quantise: ``int8`` writes a second ONNX file with weights of 8 bits.
+        calibrate: ``temperature`` divides logits by a number before they become probabilities,
+            fitted on the validation samples; classes, logits and energies stay the same.
         licence: under which the model may be used, for the card.
         method: the method, if the run was given a Method object.
     """
@@ -90,29 +98,39 @@ def export(  # noqa: PLR0913  as many options as the command has
     folder = run.path if isinstance(run, RunResult) else Path(run)
     if quantise not in (None, "int8") or (quantise and kind != "onnx"):
         raise ConfigError(f"quantise={quantise!r} is not int8 of an ONNX file", "format=onnx")
+    require_kind(calibrate)
     graph = Graph(load_model(run, site, method=method))
     assert folder is not None  # or there would be no model
     if kind != "safetensors":  # which has no prepare.py
         require_free(path.parent, path.name)
     graph.settle(example(graph))
     about = about_of(graph.model, path.name, kind)
-    asked = [*made_inputs(graph), *tested_inputs(graph, folder)]
+    tested = tested_inputs(graph, folder)
+    asked = [*made_inputs(graph), *tested]
+    warmth = temperature_of(graph, tested) if calibrate else None
+    if warmth is not None:
+        graph.temperature = about["temperature"] = warmth.value
     write(graph, path, kind, about)
     parity = compare(asked, runner(path, kind, graph), graph)
     if not parity.holds:
         path.unlink()
         raise RunError(f"the {kind} model does not answer as the trained one: {parity}; not kept")
-    files, notes, less = [path], [], None
+    files, less = [path], None
     if quantise:
         files.append(quantise_onnx(path))
         less = compare(chosen(asked), onnx_runner(files[1]), graph)
-    if kind != "safetensors":
-        if reason := cannot_prepare(about):
-            notes.append(f"no {FILE}: {reason}; give the model prepared rows")
-        else:
-            files.append(write_prepare(path.parent, about))
-    files += write_cards(card_of(run, site=site, files=tuple(files), licence=licence), path)
-    return Exported(path, kind, parity, tuple(files), tuple(notes), less)
+    notes = _prepare(files, about) if kind != "safetensors" else ()
+    card = card_of(run, site=site, files=tuple(files), licence=licence, temperature=warmth)
+    files += write_cards(card, path)
+    return Exported(path, kind, parity, tuple(files), notes, less, warmth)
+
+
+def _prepare(files: list[Path], about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write ``prepare.py``, and add it to the files; or a note why there is none."""
+    if reason := cannot_prepare(about):
+        return (f"no {FILE}: {reason}; give the model prepared rows",)
+    files.append(write_prepare(files[0].parent, about))
+    return ()
 
 
 def chosen(asked: Sequence[Asked]) -> list[Asked]:

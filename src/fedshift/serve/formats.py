@@ -157,7 +157,7 @@ def runner(path: Path, name: Format, graph: Graph) -> Runner:
         return onnx_runner(path)
     with quiet():
         if name == "torch-export":
-            module: Any = torch.export.load(path).module()
+            module: Any = torch.export.load(io.BytesIO(path.read_bytes())).module()
         elif name == "torchscript":
             module = torch.jit.load(path)
         else:

@@ -63,6 +63,7 @@ class Graph(nn.Module):
         self.net = model.net
         self.model = model
         self.answers: list[bool] | None = None
+        self.temperature = 1.0  # by which logits are divided before they become probabilities
         self.task = model.config.scenario.task
 
     @property
@@ -103,7 +104,10 @@ class Graph(nn.Module):
                 out = self.model.method.predict(self.net, self.model.scoring, x)
         if isinstance(self.task, Regression):
             return out, out * self.task.scale + self.task.shift
-        return out, out.sigmoid() if isinstance(self.task, MultiLabel) else out.softmax(1)
+        if isinstance(self.task, MultiLabel):
+            return out, out.sigmoid()
+        cooled = out if self.temperature == 1.0 else out / self.temperature
+        return out, cooled.softmax(1)
 
 
 LOGITS = ("logits", "probabilities")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Asked:
     out: Tensor  # (n, K)
     y: Tensor | None = None
     kept: bool = False  # the answers are those that the run kept
+    name: str = ""  # of the site or domain that they are of
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Parity:
     inputs: int
     tests: int  # of them test samples of the run
     kept: int  # of these, compared with the predictions that the run kept
-    difference: float  # the largest between two outputs, in proportion above 1
+    difference: float  # the largest between two outputs
+    proportion: float  # the same, of outputs above 1 in proportion
     same: float  # share of inputs with the same class
     before: float | None = None  # the task's measure on the test samples, trained
     after: float | None = None  # and exported
@@ -53,14 +56,15 @@ class Parity:
     @property
     def holds(self) -> bool:
         """Whether both models answer alike."""
-        return self.difference <= TOLERANCE and self.same == 1.0
+        return self.proportion <= TOLERANCE and self.same == 1.0
 
     def __str__(self) -> str:
         kept = f", {self.kept} against the run's kept predictions" if self.kept else ""
         which = f"{self.inputs - self.tests} made inputs"
         which += f" and {self.tests} test samples{kept}" if self.tests else ""
         classes = "same classes" if self.same == 1 else f"{100 * self.same:.2f} % same classes"
-        return f"{classes} on {which}; outputs within {self.difference:.1e}"
+        more = f" ({self.proportion:.1e} in proportion)" if self.difference > TOLERANCE else ""
+        return f"{classes} on {which}; outputs within {self.difference:.1e}{more}"
 
 
 def made_inputs(graph: Graph) -> list[Asked]:
@@ -87,7 +91,7 @@ def tested_inputs(graph: Graph, run: Path) -> list[Asked]:
     """The test samples of a run; none if its data are gone."""
     model = graph.model
     try:
-        sets = _test_sets(model)
+        sets = _samples(model, "test")
         kept = _kept(model, run)
     except (FedshiftError, OSError):
         return []
@@ -97,8 +101,19 @@ def tested_inputs(graph: Graph, run: Path) -> list[Asked]:
         known = kept.get(name)
         usable = known is not None and known.out.dim() == 2 and len(known.out) == len(x)
         out = known.out if known is not None and usable else _trained(graph, x)
-        found.append(Asked(x, out, samples.labels, usable))
+        found.append(Asked(x, out, samples.labels, usable, name))
     return found
+
+
+def validation_inputs(graph: Graph) -> list[Asked]:
+    """The validation samples of the model's sites; none if the run's data are gone."""
+    try:
+        sets = _samples(graph.model, "val")
+    except (FedshiftError, OSError):
+        return []
+    unseen = graph.model.config.scenario.unseen  # nobody may learn anything from its labels
+    named = {name: (stored_inputs(s), s.labels) for name, s in sets.items() if name != unseen}
+    return [Asked(x, _trained(graph, x), y, name=name) for name, (x, y) in named.items()]
 
 
 def stored_inputs(samples: Samples) -> Tensor:
@@ -107,16 +122,18 @@ def stored_inputs(samples: Samples) -> Tensor:
     return x.permute(0, 3, 1, 2).contiguous() if x.dim() == 4 else x.float()
 
 
-def _test_sets(model: Model) -> dict[str, Samples]:
+def _samples(model: Model, split: Literal["val", "test"]) -> dict[str, Samples]:
+    """A split of the model's site, or of every domain; those with no samples left out."""
     scenario = model.config.scenario
     made = federate_for(model.method, scenario, model.config.seed)
     if model.site is not None and model.site in made.sites:
-        sets = {model.site: made.sites[model.site].data.test}
+        sets = {model.site: made.sites[model.site].data}
     else:
-        sets = {name: splits.test for name, splits in made.domains.items()}
+        sets = dict(made.domains)
         if made.unseen is not None:
-            sets[str(scenario.unseen)] = made.unseen.test
-    return {name: samples for name, samples in sets.items() if len(samples)}
+            sets[str(scenario.unseen)] = made.unseen
+    found = {name: one.val if split == "val" else one.test for name, one in sets.items()}
+    return {name: samples for name, samples in found.items() if len(samples)}
 
 
 def _kept(model: Model, run: Path) -> dict[str, KeptPredictions]:
@@ -133,7 +150,7 @@ def compare(asked: Sequence[Asked], run: Runner, graph: Graph) -> Parity:
     with torch.no_grad():
         answers = [torch.cat([run(p) for p in one.x.split(BATCH)]) for one in asked]
     out, new = torch.cat([one.out for one in asked]), torch.cat(answers)  # (N, K) each
-    apart = (out - new).abs() / out.abs().clamp(min=1)
+    apart = (out - new).abs().nan_to_num(nan=torch.inf)
     choose = isinstance(graph.task, Classification)
     same = (out.argmax(1) == new.argmax(1)) if choose else ((out > 0) == (new > 0)).all(1)
     tests = [i for i, one in enumerate(asked) if one.y is not None]
@@ -141,7 +158,8 @@ def compare(asked: Sequence[Asked], run: Runner, graph: Graph) -> Parity:
         len(out),
         sum(len(asked[i].x) for i in tests),
         sum(len(asked[i].x) for i in tests if asked[i].kept),
-        float(apart.nan_to_num(nan=torch.inf).max()),
+        float(apart.max()),
+        float((apart / out.abs().clamp(min=1)).max()),
         float(same.double().mean()) if graph.outputs[0] == "logits" else 1.0,
         _measure(graph, [asked[i].out for i in tests], [asked[i].y for i in tests]),
         _measure(graph, [answers[i] for i in tests], [asked[i].y for i in tests]),

@@ -84,7 +84,7 @@ class Predictor:
         if x.shape[1:] != tuple(self.inputs.shape) or not len(x):
             raise DataError(f"inputs have shape {x.shape}; expected (N, *{self.inputs.shape})")
         if not self.images:
-            return x.astype(np.float32)
+            return _small(x)
         if not ((x >= 0) & (x <= 255) & (x == np.rint(x))).all():
             raise DataError("pixels are whole numbers from 0 to 255")
         return x.astype(np.uint8)
@@ -112,6 +112,15 @@ class Predictor:
     def _require(self, *, images: bool) -> None:
         if images != self.images:
             raise DataError(f"the model takes {'images' if self.images else 'tables'}")
+
+
+def _small(x: Array) -> Array:
+    """Numbers that the model can take."""
+    with np.errstate(over="ignore"):
+        found = x.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise DataError("inputs hold NaN, or numbers too large for the model")
+    return found
 
 
 def _finite(value: float) -> float | None:

@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -27,6 +29,7 @@ from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.serve.drift import DriftMonitor
 from fedshift.serve.metrics import ServiceMetrics
 from fedshift.serve.page import CSP, openapi, page
+from fedshift.serve.patience import patient
 from fedshift.serve.predictor import Array, Predictor
 from fedshift.serve.start import ServiceLimits
 
@@ -59,13 +62,14 @@ class Service:
 
     def app(self) -> Starlette:
         """The application."""
-        return Starlette(routes=[
+        routes = [
             Route("/", self._page),
             Route("/healthz", self._health),
             Route("/openapi.json", self._openapi),
             Route("/metrics", self._guarded(self._metrics)),
             Route("/predict", self._guarded(self._predict), methods=["POST"]),
-        ])  # fmt: skip
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: nothing_there})
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         """Ask for the token, count the request, and turn refusals into answers."""
@@ -213,10 +217,16 @@ class Service:
         return answers
 
 
-def run_service(service: Service, host: str, port: int) -> None:
-    """Serve until the process is told to stop; requests that are at work are still answered."""
-    import uvicorn  # noqa: PLC0415  of the extra
+async def nothing_there(request: Request, error: Exception) -> Response:
+    """Answer to another path or verb than those of the service."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    told = f"{request.method} {request.url.path}: the service has POST /predict, GET / and others"
+    told += ", see /openapi.json"
+    return JSONResponse({"error": told}, status, getattr(error, "headers", None))
 
+
+def server_of(service: Service, host: str, port: int) -> uvicorn.Server:
+    """A server for the service, with its limits; it does not listen yet."""
     config = uvicorn.Config(
         service.app(),
         host=host,
@@ -225,11 +235,17 @@ def run_service(service: Service, host: str, port: int) -> None:
         access_log=False,
         ws="none",
         server_header=False,
+        http=patient(service.limits.seconds),
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(service.limits.seconds) + 1,
         limit_concurrency=4 * service.limits.queue,
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def run_service(service: Service, host: str, port: int) -> None:
+    """Serve until the process is told to stop; requests that are at work are still answered."""
+    server = server_of(service, host, port)
     try:
         server.run()
     except KeyboardInterrupt:  # uvicorn passes the signal on once everything is closed

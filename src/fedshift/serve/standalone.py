@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import io
 import json
 import math
 import re
@@ -266,7 +267,8 @@ def opened(model: Path) -> Any:
     import torch  # noqa: PLC0415
 
     old = ABOUT["format"] == "torchscript"
-    net: Any = torch.jit.load(model) if old else torch.export.load(model).module()
+    blob = io.BytesIO(model.read_bytes())  # by its name torch takes only files that end in .pt2
+    net: Any = torch.jit.load(blob) if old else torch.export.load(blob).module()
     return lambda x: [out.detach().numpy() for out in net(torch.from_numpy(x))]
 
 

@@ -18,7 +18,6 @@ from fedshift.adapting.site_data import SiteData, name_of, read_site
 from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.method import Method
 from fedshift.data.samples import Samples
-from fedshift.experiment.alike import most_alike
 from fedshift.experiment.models import Kept, Model
 from fedshift.report.results import RunResult
 
@@ -69,7 +68,7 @@ def open_site(
 
 def _no_model(held: Kept, data: SiteData) -> RunError:
     """There is no model for everybody; say whose to start from."""
-    alike = most_alike(held, torch.cat([x for x, _ in data.unlabelled.chunks()]))
+    alike = held.most_alike(torch.cat([x for x, _ in data.unlabelled.chunks()]))
     best = max(set(alike), key=alike.count) if alike else held.sites[0]
     hint = f"; the data look most like those of {best}" if alike else ""
     return RunError(

@@ -8,46 +8,44 @@ here may need data of a site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.base.tree import Tree
-from fedshift.core.net import Net, Scope, call_frozen
-
-if TYPE_CHECKING:
-    from fedshift.experiment.models import Kept
+from fedshift.core.net import Net, call_frozen
 
 BATCH = 512  # inputs at a time
 PROBE = 8  # inputs on which the layer's input must be the same for all sites
 
 
-def most_alike(kept: Kept, x: Tensor) -> list[str] | None:
+def most_alike(
+    net: Net, own: Mapping[str, Tree], private: Collection[str], x: Tensor
+) -> list[str] | None:
     """For each input (N, *shape) the site whose statistics fit it best; None if none are kept.
 
-    They are those of the first BatchNorm layer whose statistics are private. What comes before it
+    ``own`` are the entries with which each site predicts, ``private`` names those that it keeps. The
+    statistics are those of the first BatchNorm layer whose statistics are private. What comes before it
     must be the same at every site, or their activations could not be compared.
     """
-    own = kept.own_entries()
-    private = kept.keys[Scope.PRIVATE]
     layers = {
         path: module
-        for path, module in kept.net.named_modules()
+        for path, module in net.named_modules()
         if isinstance(module, _BatchNorm) and f"{path}.running_mean" in private
     }
     if not layers or len(own) < 2 or not len(x):
         return None
-    first = [_inputs(kept.net, layers, entries, x[:PROBE]) for entries in own.values()]
+    first = [_inputs(net, layers, entries, x[:PROBE]) for entries in own.values()]
     layer, seen = first[0]
     if not all(name == layer and torch.equal(seen, other) for name, other in first):
         return None
     keys = f"{layer}.running_mean", f"{layer}.running_var"
     means, variances = (torch.stack([entries[key] for entries in own.values()]) for key in keys)
     entries = next(iter(own.values()))
-    maps = [_inputs(kept.net, {layer: layers[layer]}, entries, part)[1] for part in x.split(BATCH)]
+    maps = [_inputs(net, {layer: layers[layer]}, entries, part)[1] for part in x.split(BATCH)]
     found = misfit(torch.cat([spread(one) for one in maps]), means, variances)  # (N, S)
     sites = list(own)
     return [sites[i] for i in found.argmin(1).tolist()]

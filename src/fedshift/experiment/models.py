@@ -278,6 +278,10 @@ class Kept:
         own = {s: self._personal(s) | self._state(s).get("net", {}) for s in self.sites}
         return {s: found for s, found in own.items() if self.keys[Scope.PRIVATE] <= found.keys()}
 
+    def most_alike(self, x: Tensor) -> list[str] | None:
+        """For each input the site whose data it looks most like, where the run can tell."""
+        return most_alike(self.net, self.own_entries(), self.keys[Scope.PRIVATE], x)
+
     def _mean(self, trees: list[Tree]) -> Tree:
         return weighted_mean(
             trees, torch.full((len(trees),), 1.0 / len(trees), dtype=torch.float64)
@@ -315,7 +319,7 @@ class Kept:
             client,
             inbox,
             self.inputs,
-            partial(most_alike, self),
+            self.most_alike,
         )
 
 

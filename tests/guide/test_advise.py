@@ -22,7 +22,8 @@ from fedshift.experiment.identity import configure_run
 from fedshift.experiment.listener import Listener
 from fedshift.experiment.run import method_of, scenario_of
 from fedshift.guide.advise_contest import Lane, admitted, candidates
-from fedshift.guide.advise_result import HEADS, chosen
+from fedshift.guide.advise_lines import HEADS
+from fedshift.guide.advise_result import chosen
 from fedshift.guide.shortlist import ALONE, QUESTIONS, REFERENCE, Contender, Shortlist
 from fedshift.report.cells import Cell
 from fedshift.report.fitted import FittedTable

@@ -94,7 +94,8 @@ def show(found: object, out: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from fedshift.guide.advise_result import HEADS, Advice
+    from fedshift.guide.advise_lines import HEADS
+    from fedshift.guide.advise_result import Advice
     from fedshift.report.fitted import FittedTable
 
     assert isinstance(found, Advice)

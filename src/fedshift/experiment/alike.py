@@ -27,9 +27,9 @@ def most_alike(
 ) -> list[str] | None:
     """For each input (N, *shape) the site whose statistics fit it best; None if none are kept.
 
-    ``own`` are the entries with which each site predicts, ``private`` names those that it keeps. The
-    statistics are those of the first BatchNorm layer whose statistics are private. What comes before it
-    must be the same at every site, or their activations could not be compared.
+    ``own`` are the entries with which each site predicts, ``private`` names those that it keeps.
+    The statistics are those of the first BatchNorm layer whose statistics are private. What comes
+    before it must be the same at every site, or their activations could not be compared.
     """
     layers = {
         path: module

@@ -300,6 +300,7 @@ class Typed:
         monkeypatch.setenv("FEDSHIFT_HOME", str(place / "home"))
         monkeypatch.setenv("FEDSHIFT_PLUGINS", "head_decay.py")
         monkeypatch.setenv("FEDSHIFT_SOURCES", "sources")
+        monkeypatch.setattr("fedshift.guide.doctor._cost", lambda _: (None, ""))  # a warm-up
         monkeypatch.setattr("fedshift.experiment.identity.data_fingerprint", _fingerprint)
         monkeypatch.setattr("fedshift.experiment.compare.federate", _federated)
         monkeypatch.setattr("fedshift.experiment.run.execute", self._execute)

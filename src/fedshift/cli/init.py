@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ def init(
     """Write a first run file: a question, its constraints, a method, and the reason for each."""
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; choose another file, or replace it", "out=FILE", "force")
-    given = {
+    given: dict[str, Any] = {
         "question": question, "target": target, "privacy": privacy, "mb_per_round": mb_per_round,
         "mb": mb, "minutes": minutes,
     }  # fmt: skip
@@ -73,7 +74,7 @@ def init(
     if asking:
         given = _asked(known, given)
     found = first_run(known, **{k: v for k, v in given.items() if v is not None})
-    found.write(out, force=force)
+    replace(found, notes=notes).write(out, force=force)
     typer.echo(f"method: {found.method.value}")
     typer.echo(f"written: {out}")
     typer.echo(f"next: fedshift run {out}")

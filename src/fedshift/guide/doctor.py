@@ -104,14 +104,15 @@ def _shift(opened: Opened, samples: int) -> Shift:
     some = largest(opened.domains, SITES)
     sight = look_at(some, samples, opened.preparation)
     first, pairs = next(iter(some.values())), shift.pairs_apart(sight)
+    alike = alike_groups(list(some), pairs)
     return Shift(
         {name: len(own.y) for name, own in sight.domains.items()},
         sight.unit,
         shift.statistics(sight),
-        tuple(shift.differences(sight, DEVIATIONS)),
+        tuple(shift.differences(sight, DEVIATIONS, alike[0] if alike else ())),
         shift.told_apart(sight),
         pairs,
-        alike_groups(list(some), pairs),
+        alike,
         shift.crossed(sight, first.objective, len(first.classes)),
         missing_shares(sight),
     )

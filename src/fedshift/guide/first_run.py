@@ -45,6 +45,7 @@ from fedshift.guide.rules import (
 from fedshift.runs.run_file import RunFile
 
 WIDTH = 96  # of a comment
+NOTES = 8  # on the data, that the file repeats
 SPACE = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -292,7 +293,7 @@ def _text(found: FirstRun) -> str:
         f"#   {'':28}  follows a rule of thumb and measured nothing",
         "#",
         *_comment(f"Question: {QUESTIONS[found.question]}"),
-        *(line for note in found.notes for line in _comment(f"Note: {note}.")),
+        *(line for note in found.notes[:NOTES] for line in _comment(f"Note: {note}.")),
         "",
         *_lines(found.method),
         "",

@@ -28,7 +28,8 @@ Array = NDArray[Any]
 FOLDS = 5
 FEWEST = 20  # rows of a site below which nothing is fitted to it
 MOST = 400  # rows of a site that tell sites apart
-NORM = 1e-9
+NORM = 1e-9  # a deviation that counts as none
+TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Difference:
     site: str
     what: str
     here: float
-    others: float  # the median over the other sites of their means
+    others: float  # the median of the means of the sites that it is compared with
     deviations: float  # the difference in deviations within a site
 
 
@@ -76,9 +77,10 @@ def statistics(sight: Sight) -> dict[str, dict[str, tuple[float, float]]]:
     }
 
 
-def differences(sight: Sight, least: float) -> list[Difference]:
+def differences(sight: Sight, least: float, usual: Sequence[str] = ()) -> list[Difference]:
     """What differs at a site by ``least`` deviations or more, beyond chance; largest first.
 
+    A site is compared with the ``usual`` ones if there are any, else with all others.
     Where F numbers are looked at, a difference is beyond chance if noise alone would make one of
     all of them so large at a site once in twenty times.
     """
@@ -92,7 +94,7 @@ def differences(sight: Sight, least: float) -> list[Difference]:
     sure = float(ndtri(1 - 0.025 / len(sight.names)))
     found = []
     for i, site in enumerate(sites):
-        others = np.median(np.delete(means, i, axis=0), axis=0)
+        others = np.median(means[_others(sites, i, usual)], axis=0)
         size = np.divide(means[i] - others, within, out=np.zeros_like(within), where=within > NORM)
         size[(within <= NORM) & (np.abs(means[i] - others) > NORM)] = np.inf
         noise = math.sqrt(2 / len(sight.domains[site].named))
@@ -100,6 +102,12 @@ def differences(sight: Sight, least: float) -> list[Difference]:
             told = float(means[i, k]), float(others[k]), float(size[k])
             found.append(Difference(site, sight.names[k], *told))
     return sorted(found, key=lambda one: (sites.index(one.site), -abs(one.deviations)))
+
+
+def _others(sites: Sequence[str], i: int, usual: Sequence[str]) -> list[int]:
+    """Places of the sites that a site is compared with."""
+    rest = [k for k in range(len(sites)) if k != i]
+    return [k for k in rest if sites[k] in usual] or rest
 
 
 def label_shifts(domains: Mapping[str, Domain]) -> list[LabelShift]:
@@ -129,7 +137,7 @@ def share_shifts(
             if several
             else (np.abs(gaps).sum() / 2, noise.sum() / 2)
         )
-        k = int(np.abs(gaps).argmax())
+        k = int((np.abs(gaps) + TIE * gaps).argmax())  # of two as far, the one it has more of
         told = float(distance), float(chance), classes[k], float(own[k]), float(mean[k])
         out.append(LabelShift(site, *told))
     return out

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.guide.machine import Cost, Machine
-from fedshift.guide.shift import Difference, LabelShift, Told
+from fedshift.guide.shift import Departure, LabelShift, Told
 from fedshift.report import optional
 
 Pair = tuple[str, str]
@@ -45,7 +45,7 @@ class Shift:
     looked_at: Mapping[str, int]  # samples by site
     unit: str  # what the quick models see, in words
     statistics: Mapping[str, Mapping[str, tuple[float, float]]]  # by site: mean and deviation
-    differences: tuple[Difference, ...]
+    differences: tuple[Departure, ...]
     told_apart: Told | None
     pairs: Mapping[Pair, Told]
     alike: tuple[tuple[str, ...], ...]

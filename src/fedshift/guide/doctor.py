@@ -25,7 +25,7 @@ from fedshift.guide.diagnosis import Copies, Diagnosis, Labels, Shift, SiteRows
 from fedshift.guide.features import Sight, holds_texts, look_at
 from fedshift.guide.findings import with_sentences
 from fedshift.guide.machine import Cost, cost_of, this_machine
-from fedshift.guide.opening import Opened, open_data
+from fedshift.guide.opening import OpenedData, open_data
 from fedshift.guide.words import DEVIATIONS, alike_groups
 
 SITES = 12  # that are compared with each other, the largest ones
@@ -86,7 +86,7 @@ def doctor(
     )
 
 
-def kind_of(opened: Opened) -> str:
+def kind_of(opened: OpenedData) -> str:
     """What the inputs are, in a word."""
     if next(iter(opened.domains.values())).x.dim() == 4:
         return "images"
@@ -95,12 +95,12 @@ def kind_of(opened: Opened) -> str:
     return "a table" if opened.preparation else "vectors"
 
 
-def _rows(opened: Opened, name: str) -> SiteRows:
+def _rows(opened: OpenedData, name: str) -> SiteRows:
     splits = [int((opened.domains[name].split == i).sum()) for i in range(3)]
     return SiteRows(opened.rows[name], *splits)
 
 
-def _shift(opened: Opened, samples: int) -> Shift:
+def _shift(opened: OpenedData, samples: int) -> Shift:
     some = largest(opened.domains, SITES)
     sight = look_at(some, samples, opened.preparation)
     first, pairs = next(iter(some.values())), shift.pairs_apart(sight)
@@ -134,7 +134,7 @@ def missing_shares(sight: Sight) -> dict[str, dict[str, float]]:
     }
 
 
-def _labels(opened: Opened) -> Labels:
+def _labels(opened: OpenedData) -> Labels:
     counts = {
         name: dict(zip(domain.classes, map(float, rows_of_classes(domain)), strict=True))
         for name, domain in opened.domains.items()
@@ -142,7 +142,7 @@ def _labels(opened: Opened) -> Labels:
     return Labels(counts, tuple(shift.label_shifts(opened.domains)), tuple(_clients(opened)))
 
 
-def _clients(opened: Opened) -> list[shift.LabelShift]:
+def _clients(opened: OpenedData) -> list[shift.LabelShift]:
     """How far the clients' labels are apart, where a scenario deals a domain to several."""
     if opened.kind == "path" or opened.scenario.objective != "classification":
         return []
@@ -155,7 +155,7 @@ def _clients(opened: Opened) -> list[shift.LabelShift]:
     return shift.share_shifts(shares, sizes, held.classes, several=False)
 
 
-def _copies(opened: Opened) -> Copies:
+def _copies(opened: OpenedData) -> Copies:
     """Copies among all samples, or among as many of each site if they are too many."""
     first, total = (
         next(iter(opened.domains.values())),
@@ -187,7 +187,7 @@ def _only(domain: Domain, rows: torch.Tensor) -> Domain:
     return replace(domain, x=domain.x[rows], y=domain.y[rows], split=domain.split[rows])
 
 
-def _cost(opened: Opened) -> tuple[Cost | None, str]:
+def _cost(opened: OpenedData) -> tuple[Cost | None, str]:
     """What a run takes here, or why it would stop before its first round."""
     scale = sum(opened.rows.values()) / max(1, sum(len(d.y) for d in opened.domains.values()))
     try:

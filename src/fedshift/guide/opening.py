@@ -53,7 +53,7 @@ LARGEST = 1.0  # gigabytes of raw tables and arrays; larger ones are prepared fi
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedData:
     """Data that were opened, and what is known of how they became what they are."""
 
     name: str
@@ -70,7 +70,7 @@ class Opened:
 
 def open_data(
     data: str | Path, *, size: int | None = None, label: str = "", site: str = ""
-) -> Opened:
+) -> OpenedData:
     """Data by name or path; ``label`` and ``site`` are columns of a table that lies at a path."""
     name, path = str(data), Path(data)
     known = {*SCENARIOS.entries(), *datasets()}
@@ -105,11 +105,11 @@ def _refuse_columns(name: str, label: str, site: str) -> None:
             )
 
 
-def _opened(name: str, kind: str, scenario: Scenario, method: str) -> Opened:
+def _opened(name: str, kind: str, scenario: Scenario, method: str) -> OpenedData:
     """A scenario's data, and what the store knows of them if they were prepared."""
     domains = stored(scenario)
     rows = {one: len(domain.y) for one, domain in domains.items()}
-    plain = Opened(name, kind, scenario, method, domains, _numbered(rows), rows)
+    plain = OpenedData(name, kind, scenario, method, domains, _numbered(rows), rows)
     card = (dict(CATALOGUE) | own_cards()).get(scenario.data)
     options = {k: v for k, v in scenario.data_options.items() if k != "encoder"}
     folder = store_of(card, variant_of(card, options)) if card else None
@@ -130,7 +130,7 @@ def _numbered(rows: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class Listing:
+class AtPath:
     """What lies at a path, before any of it is decoded."""
 
     found: Found
@@ -139,7 +139,7 @@ class Listing:
     note: str  # why
 
 
-def list_path(path: Path, label: str = "", site: str = "") -> Listing:
+def list_path(path: Path, label: str = "", site: str = "") -> AtPath:
     """The sources at a path, as ``data add`` finds them."""
     _refuse_large_files(path)
     card = DatasetCard(
@@ -153,10 +153,10 @@ def list_path(path: Path, label: str = "", site: str = "") -> Listing:
     )
     found = find(card, Variant())
     sources = within(found.sources, Limits())
-    return Listing(found, sources, *_common_side(sources))
+    return AtPath(found, sources, *_common_side(sources))
 
 
-def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
+def _from_path(path: Path, size: int | None, label: str, site: str) -> OpenedData:
     """What ``data add`` would read at a path, or the first part of it."""
     listing = list_path(path, label, site)
     found, side = listing.found, size or listing.side
@@ -171,7 +171,7 @@ def _from_path(path: Path, size: int | None, label: str, site: str) -> Opened:
     if columns:
         columns |= {key: table[key] for key in ("statistics", "leaves", "numbers")}
     notes = [*([listing.note] if side == listing.side and listing.note else []), *found.notes]
-    return Opened(
+    return OpenedData(
         str(path),
         "path",
         usual_scenario(str(path), domains),

@@ -42,7 +42,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Departure:
     """A number of inputs that is another one at a site than at the others."""
 
     site: str
@@ -77,7 +77,7 @@ def statistics(sight: Sight) -> dict[str, dict[str, tuple[float, float]]]:
     }
 
 
-def differences(sight: Sight, least: float, usual: Sequence[str] = ()) -> list[Difference]:
+def differences(sight: Sight, least: float, usual: Sequence[str] = ()) -> list[Departure]:
     """What differs at a site by ``least`` deviations or more, beyond chance; largest first.
 
     A site is compared with the ``usual`` ones if there are any, else with all others.
@@ -100,7 +100,7 @@ def differences(sight: Sight, least: float, usual: Sequence[str] = ()) -> list[D
         noise = math.sqrt(2 / len(sight.domains[site].named))
         for k in np.flatnonzero(np.abs(size) >= max(least, sure * noise)):
             told = float(means[i, k]), float(others[k]), float(size[k])
-            found.append(Difference(site, sight.names[k], *told))
+            found.append(Departure(site, sight.names[k], *told))
     return sorted(found, key=lambda one: (sites.index(one.site), -abs(one.deviations)))
 
 

@@ -12,7 +12,7 @@ from math import isfinite, nan
 import numpy as np
 
 from fedshift.guide.features import LOOKS
-from fedshift.guide.shift import FEWEST, Difference, LabelShift, Told
+from fedshift.guide.shift import FEWEST, Departure, LabelShift, Told
 
 ALIKE = 60.0  # per cent of samples whose site is told right, up to which two sites look alike
 DEVIATIONS = 0.5  # deviations by which a number differs at a site, before it is named
@@ -58,7 +58,7 @@ def _alike(told: Told | None) -> bool:
 def on_looks(
     sites: Sequence[str],
     groups: Sequence[Sequence[str]],
-    found: Sequence[Difference],
+    found: Sequence[Departure],
     told: Told | None,
     unit: str,
 ) -> Iterator[str]:
@@ -80,7 +80,7 @@ def on_looks(
     yield from _odd([site for site in sites if site not in usual], found, known=told is not None)
 
 
-def _odd(odd: Sequence[str], found: Sequence[Difference], *, known: bool) -> Iterator[str]:
+def _odd(odd: Sequence[str], found: Sequence[Departure], *, known: bool) -> Iterator[str]:
     """In what each site that is not of the largest group differs; ``known``: that it does."""
     for site in odd[:NAMED]:
         own = [one for one in found if one.site == site]
@@ -92,7 +92,7 @@ def _odd(odd: Sequence[str], found: Sequence[Difference], *, known: bool) -> Ite
         yield f"{len(odd) - NAMED} more sites differ; the tables have them."
 
 
-def _difference(one: Difference) -> str:
+def _difference(one: Departure) -> str:
     here, others = (f"{v:.2g}" if abs(v) < 100 else f"{v:,.0f}" for v in (one.here, one.others))
     less, more = LOOKS.get(one.what, ("lower", "higher"))
     return f"{one.what} ({more if one.deviations > 0 else less}: {here}, elsewhere {others})"

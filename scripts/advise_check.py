@@ -158,7 +158,7 @@ def page() -> None:
         (rows if isinstance(line, list) else missing).append(line)
     heads = ["scenario", "question", "advice", "test", "best setting", "test of the best"]
     heads += ["regret", "in standard errors", "cost: rounds", "cost: time"]
-    told = [f"- `{m}`" for m in missing]
+    told = [f"- {m}" for m in missing]
     text = markdown_table(heads, rows) if rows else ""
     text += "\nNot complete, so not in the table:\n\n" + "\n".join(told) + "\n" if told else ""
     PAGE.write_text(text)
@@ -173,7 +173,7 @@ def line_of(case: Case, store: Results) -> list[str] | str:
     wanted = [(m, s) for m in (head or {"methods": []})["methods"] for s in SEEDS]
     left = [key for key in wanted if key not in runs]
     if advice is None or head is None or left:
-        return f"{case.scenario}: {len(wanted) - len(left)} of {len(wanted) or 'all'} runs"
+        return missing_of(case, advice, len(wanted), len(left))
     tests = dict(scored(head["methods"], runs))
     best = max(tests, key=lambda m: statistics.fmean(tests[m]))
     mean, errors = regret(tests[best], tests[advice["method"]])
@@ -190,6 +190,17 @@ def line_of(case: Case, store: Results) -> list[str] | str:
         f"{advice['rounds'] / rounds:.2f}",
         f"{advice['seconds'] / seconds:.2f}",
     ]
+
+
+def missing_of(case: Case, advice: Row | None, wanted: int, left: int) -> str:
+    """What there is of a case that is not complete; what the advice cost in rounds is known."""
+    if advice is None:
+        return f"`{case.scenario}`: nothing yet"
+    share = advice["rounds"] / (wanted * case.given.rounds)
+    return (
+        f"`{case.scenario}`: {wanted - left} of {wanted} runs of the full comparison. The advice, "
+        f"`{advice['method']}`, took {advice['rounds']} rounds, {share:.2f} of all these runs'"
+    )
 
 
 def scored(methods: Sequence[str], runs: dict[tuple[str, int], Row]) -> Iterator[tuple[str, Any]]:

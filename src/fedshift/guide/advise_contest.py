@@ -221,13 +221,18 @@ def bytes_sent(result: RunResult, rounds: int) -> float:
     return sum(row["bytes"] for row in rows) / max(1, sites) * rounds / played_rounds
 
 
-def seconds_taken(result: RunResult, rounds: int | None = None) -> float:
-    """What its rounds took with their scoring; or a whole run would, whose first may be longer."""
-    each = [row["seconds"] + row.get("seconds_scoring", 0.0) for row in result.history]
-    if rounds is None:
-        return math.fsum(each)
-    later = math.fsum(each[1:]) / max(1, len(each) - 1) if len(each) > 1 else each[0]
-    return each[0] + (rounds - 1) * later
+def seconds_taken(result: RunResult) -> float:
+    """What its rounds took, with their scoring."""
+    return math.fsum(row["seconds"] + row.get("seconds_scoring", 0.0) for row in result.history)
+
+
+def seconds_to_train(result: RunResult, rounds: int) -> float:
+    """What training takes in a whole run, from the rounds played; the first may be longer.
+
+    Scoring is left out: a method that adapts does so at every scoring here, and once in use.
+    """
+    first, *later = (row["seconds"] for row in result.history)
+    return first + (rounds - 1) * (math.fsum(later) / len(later) if later else first)
 
 
 def leaves(method: str) -> list[str]:

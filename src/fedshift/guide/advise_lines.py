@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedshift.experiment.pausing import so_far
-from fedshift.guide.advise_contest import Contest, Tried, bytes_sent, seconds_taken
+from fedshift.guide.advise_contest import Contest, Tried, bytes_sent, seconds_to_train
 from fedshift.guide.halving import Schedule
 from fedshift.guide.shortlist import FEDAVG
 from fedshift.report.answers import beyond
@@ -37,8 +37,7 @@ class AdviceLine:
     score: Cell
     lead: Cell
     sent: float  # bytes of one site in a whole run
-    seconds: float  # of a whole run in one process
-    seconds_spent: float
+    seconds: float  # of training in a whole run, in one process
     remark: str
 
     @property
@@ -149,7 +148,6 @@ def line_of(
         score,
         lead,
         sum(bytes_sent(r, schedule.rounds) for r in runs) / count if runs else math.nan,
-        sum(seconds_taken(r, schedule.rounds) for r in runs) / count if runs else math.nan,
-        sum(map(seconds_taken, runs)),
+        sum(seconds_to_train(r, schedule.rounds) for r in runs) / count if runs else math.nan,
         remark,
     )

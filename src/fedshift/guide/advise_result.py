@@ -228,7 +228,7 @@ def sentences_of(
     fedavg = next(line for line in ended if line.name == FEDAVG)
     rivals = [line for line in ended if line not in (own, fedavg)]
     head = headline(contest, own, fedavg, rivals, verdict, barred=barred)
-    cost = f"A run takes {duration(own.seconds)} here; a site sends {size(own.sent)} in all"
+    cost = f"To train it takes {duration(own.seconds)} here; a site sends {size(own.sent)} in all"
     if own is not fedavg and fedavg.sent and fedavg.seconds:
         bytes_, time_ = own.sent / fedavg.sent, own.seconds / fedavg.seconds
         cost += f": {time_:.2g} times FedAvg's time, {bytes_:.2g} times its bytes"
@@ -291,5 +291,5 @@ def note_of(contest: Contest, finals: Sequence[Tried]) -> str:
         f"{measure_note(run)}, AVG over domains, on {what}; same rounds for all. The first lines: "
         f"whole runs on {seeds} seeds that chose nothing, ± 95 % interval. The others were given "
         "up after the round in the last column, on seed 0. sent: by one site in a whole run; min: "
-        "of a whole run in one process."
+        "of its training in one process."
     )

@@ -144,6 +144,8 @@ def words_of(mention: Mention) -> tuple[dict[str, str], list[str]]:
         settings[key] = value
     if words[1:2] == ["predict"]:  # what a text calls a run is one on tables there
         words[2:4] = ["runs/heart", "rows.csv"]
+    if words[1:2] == ["finetune"]:  # which needs labels that the run knows
+        words[2:5] = ["runs/heart", "--site", "rows.csv"]
     return settings, [w for w in words[1:] if w != "..."]
 
 
@@ -294,7 +296,13 @@ class Typed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         self.patch, self.result = monkeypatch, api.load(place / "runs/fedavg")
         self.trained: list[str] = []  # what would have been trained
-        for folder in ("fl", "site", "clinic", "ward"):  # each text sets up its own machines
+        for folder in (
+            "fl",
+            "site",
+            "clinic",
+            "ward",
+            "models",
+        ):  # each text sets up its own machines
             shutil.rmtree(place / folder, ignore_errors=True)
         monkeypatch.chdir(place)
         monkeypatch.setenv("FEDSHIFT_HOME", str(place / "home"))

@@ -171,6 +171,8 @@ def test_the_adapted_model_is_read_like_a_run(run, site, tmp_path, capsys):
     assert stop.value.code == 0
     assert "## Changed for a site" in told
     assert "before it was changed" in told
+    with pytest.raises(RunError, match="is a model changed for a site"):
+        fedshift.load(out)
     with pytest.raises(RunError, match="exists already"):
         fedshift.adapt(run, site, out=out)
 
@@ -201,13 +203,17 @@ def test_a_run_without_one_model_says_whose_to_start_from(private, site, tmp_pat
     assert stop.value.code == 2
     assert "start from that of a site: bright-0, bright-1, dark-0, dark-1" in told
     assert "--start " in told
-    found = fedshift.adapt(private, site, start="dark-0", out=tmp_path / "m")
+    with pytest.raises(SystemExit) as stop:
+        main(["adapt", str(private), "--site", str(site), "--start", "dark-0", "--with", "own",
+              "-o", str(tmp_path / "m"), "--json"])  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert (stop.value.code, found["site"], found["verdict"]["warnings"]) == (0, "tinted", [])
     own, new = fedshift.load_model(private, "dark-0"), fedshift.load_model(tmp_path / "m")
     same = [k for k, v in own.net.state_dict().items() if torch.equal(v, new.net.state_dict()[k])]
     changed = own.net.state_dict().keys() - set(same)
     assert changed
     assert all(k.rpartition(".")[2].startswith(("running", "num_batches")) for k in changed)
-    assert found.with_ == "fedbn"
+    assert found["with"] == "fedbn"
 
 
 @pytest.mark.parametrize(

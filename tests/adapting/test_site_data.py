@@ -120,6 +120,17 @@ def test_a_table_at_a_new_site_gets_statistics_of_its_own(table, tmp_path):
     assert found.trained + found.scores.samples == int(cells["ill"].notna().sum())
 
 
+def test_data_of_several_sites_are_warned_of(table, run, tmp_path):
+    both = rows(tmp_path / "both.csv", {"nice": 40, "rome": 0}, 1)
+    found = fedshift.adapt(table / "run", both)
+    told = "the data are of 2 sites (nice, rome); adapt to one at a time"
+    assert told in found.verdict.warnings
+    for name in ("nice", "rome"):
+        pictures(tmp_path / "s" / name, ("a", "b"), 5, (8,))
+    assert told in fedshift.adapt(run, tmp_path / "s").verdict.warnings
+    assert opened(run, tmp_path / "s" / "nice").several == ()
+
+
 def test_a_frame_and_rows_are_read_as_the_file_is(table, tmp_path):
     new = rows(tmp_path / "nice.csv", {"nice": 40}, 1)
     frame = pd.read_csv(new, keep_default_na=True)

@@ -100,7 +100,7 @@ def adapt(  # noqa: PLR0913  as many options as the command has
         raise DataError("the site has 1 input; adapting needs 2 at least, and better some dozens")
     labelled = at.data.labelled
     known = outputs(at.model, labelled) if len(labelled) else None
-    verdict = judge(adapt_net(at.model, parts, inputs))
+    verdict = judge(adapt_net(at.model, parts, inputs), at.data.several)
     if verdict.collapse and not force:
         raise RunError(
             f"{name}: {verdict.collapse}; nothing is written: take another way, or force it",

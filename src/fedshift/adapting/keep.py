@@ -25,7 +25,7 @@ from fedshift.base.files import read_json, readable_errors, write_json
 from fedshift.base.tensor_files import write_tensors
 from fedshift.base.version import __version__
 from fedshift.core.net import Net
-from fedshift.experiment.models import ADAPTED, STORY, Model
+from fedshift.experiment.models import Model
 from fedshift.experiment.raw import RawInputs
 from fedshift.runs import best
 
@@ -55,13 +55,13 @@ def write_model(
     write_tensors(folder / "shared.safetensors", tree.contiguous(model.net.state_dict()), meta)
     if model.inbox:
         write_tensors(folder / "scoring.safetensors", model.inbox, meta)
-    before = read_json(run / STORY)["steps"] if (run / STORY).exists() else []
+    before = read_json(run / best.STORY)["steps"] if (run / best.STORY).exists() else []
     done = {**step, "sha256": digest(model.net)}
     story = {"format": FORMAT, "version": __version__, "site": model.site}
-    write_json(out / STORY, story | {"steps": [*before, done]})
+    write_json(out / best.STORY, story | {"steps": [*before, done]})
     write_json(out / best.FOLDER / "model.json", {
         "shape": list(model.net.shape), "classes": list(model.classes), "round": model.round,
-        "sites": [model.site], ADAPTED: model.site, "skipped": sorted(model.net.skipped),
+        "sites": [model.site], best.ADAPTED: model.site, "skipped": sorted(model.net.skipped),
     })  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def require_free(out: Path) -> None:
 
 def _keep_source(run: Path, target: Path) -> None:
     """Copy what a card needs; of a model that was adapted before, what it had copied."""
-    source = run / SOURCE if (run / STORY).exists() else run
+    source = run / SOURCE if (run / best.STORY).exists() else run
     for name in KEPT:
         if (source / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ fine-tuning and for saying how well a model does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from fedshift.base.errors import DataError
 from fedshift.core.objective import Objective
 from fedshift.data.samples import Samples, as_input
 from fedshift.data.sources.arrays import open_npz
-from fedshift.data.sources.tables.raw import labels_of
+from fedshift.data.sources.images import SPLITS
+from fedshift.data.sources.tables.raw import labels_of, sites_in
 from fedshift.experiment.raw import RawInputs, image_files, is_npz
 
 Found = tuple[NDArray[Any], NDArray[np.bool_]]  # targets of the known rows, and which these are
@@ -35,7 +36,8 @@ class SiteData:
     samples: Samples
     known: Tensor
     inputs: RawInputs  # how the site's later data become inputs
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()  # of labels
+    several: tuple[str, ...] = ()  # sites that the data are of, if they name more than one
 
     @property
     def unlabelled(self) -> Samples:
@@ -69,7 +71,7 @@ def read_site(
         notes = (f"labels are not used: {error}",)
         y, known = _filled(None, len(x), len(classes), task)
     samples = Samples(x, y, torch.arange(len(x)), inputs.pixels)
-    return SiteData(name, samples, known, own, notes)
+    return SiteData(name, samples, known, own, notes, _several(inputs, raw, classes))
 
 
 def name_of(raw: Any) -> str:
@@ -89,6 +91,24 @@ def _check(one: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
         raise DataError("the site's inputs hold nan or inf; mend or remove those rows")
 
 
+def _several(inputs: RawInputs, raw: Any, classes: Sequence[str]) -> tuple[str, ...]:
+    """The sites of a table's column, or the folders above class folders, if there are several."""
+    if is_npz(raw) or isinstance(raw, np.ndarray):
+        return ()
+    if len(inputs.shape) == 3:
+        names = {name.casefold() for name in classes}
+        parts = [p.relative_to(raw).parts for p in image_files(raw)] if _is_folder(raw) else []
+        found = {one[-3] for one in parts if len(one) > 2 and one[-2].casefold() in names}
+        sites = sorted(name for name in found if name.casefold() not in (*names, *SPLITS))
+    else:
+        sites = sites_in(inputs.table, raw) if inputs.table else []
+    return tuple(sites) if len(sites) > 1 else ()
+
+
+def _is_folder(raw: Any) -> bool:
+    return isinstance(raw, str | Path) and Path(raw).is_dir()
+
+
 def _labels(inputs: RawInputs, raw: Any, classes: Sequence[str], task: Objective) -> Found | None:
     if isinstance(raw, np.ndarray):
         return None
@@ -101,7 +121,7 @@ def _labels(inputs: RawInputs, raw: Any, classes: Sequence[str], task: Objective
 
 def _of_folders(raw: Any, classes: Sequence[str]) -> Found | None:
     """The nearest folder above an image, below what was given, that is called like a class."""
-    root = Path(raw) if isinstance(raw, str | Path) and Path(raw).is_dir() else None
+    root = Path(raw) if _is_folder(raw) else None
     order = {name.casefold(): i for i, name in enumerate(classes)}
     found = [_nearest(path, root, order) for path in image_files(raw)]
     known = np.array([i is not None for i in found])

@@ -9,7 +9,7 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ CHANGED = 0.6  # share of predictions that are other ones
 AGREES_LESS = 0.05  # loss of agreement with the second opinion
 LESS_SURE = 0.05  # loss of mean confidence
 ALIKE = 0.1  # shift in deviations below which a site looks like the training data
+ONE = 0.1  # of the way from one class to all of them: fewer are predicted
 NARROW = 0.5  # of the model's classes: fewer are predicted
 
 
@@ -114,21 +115,34 @@ def batch_norm_shift(net: Net, before: Mapping[str, Tensor], after: Tree) -> flo
     return sum(found) / len(found) if found else None
 
 
-def judge(seen: Signals) -> Verdict:
-    """The stated rule: one collapse test, four warnings, two notes."""
+def judge(seen: Signals, sites: Sequence[str] = ()) -> Verdict:
+    """The stated rule: one collapse test, six warnings, two notes.
+
+    ``sites`` are those that the data name if they are of several: what suits all of them together
+    may suit none.
+    """
     collapse = ""
     if seen.classes is not None and seen.classes[1] < COLLAPSED * seen.classes[0]:
         collapse = (
             f"predictions collapse: as if of {seen.classes[1]:.1f} classes instead of "
             f"{seen.classes[0]:.1f}"
         )
-    return Verdict(seen, collapse, tuple(_warnings(seen)), tuple(_notes(seen)))
+    return Verdict(seen, collapse, (*_mixed(sites), *_warnings(seen)), tuple(_notes(seen)))
+
+
+def _mixed(sites: Sequence[str]) -> list[str]:
+    if len(sites) < 2:
+        return []
+    some = ", ".join(sites[:5]) + (", ..." if len(sites) > 5 else "")
+    return [f"the data are of {len(sites)} sites ({some}); adapt to one at a time"]
 
 
 def _warnings(seen: Signals) -> list[str]:
     found = []
     if seen.samples < FEW:
         found.append(f"{seen.samples} inputs are few to adapt to; {FEW} or more are better")
+    if seen.classes is not None and seen.classes[1] < 1 + ONE * (seen.outputs - 1):
+        found.append(f"nearly all inputs are said to be of one class, of {seen.outputs}")
     if seen.changed is not None and seen.changed > CHANGED:
         found.append(f"{100 * seen.changed:.0f} % of the predictions are other ones than before")
     if seen.agreement is not None and seen.agreement[1] < seen.agreement[0] - AGREES_LESS:

@@ -44,8 +44,6 @@ from fedshift.runs.record import read_config, read_lines, read_summary
 from fedshift.runs.summary import selected_rounds
 
 BATCH = 512  # inputs at a time, as in scoring
-ADAPTED = "adapted_to"  # in ``model.json`` of a directory that ``adapting`` wrote: which site
-STORY = "adapted.json"  # beside it: from what and how the model was made
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ class Kept:
         """Whether there is one model for everybody; it may skip necks that sites keep private."""
         private, rule = self.keys[Scope.PRIVATE], self.config.scenario.private_at_new_site
         return (
-            ADAPTED in self.about
+            best.ADAPTED in self.about
             or not private
             or rule in ("initial", "mean")
             or (rule == "none" and leave_out_necks(self.net, private))
@@ -222,7 +220,7 @@ class Kept:
         """A site's own model."""
         if site not in self.sites:
             raise UnknownNameError.of("site of this run", site, self.sites)
-        if ADAPTED in self.about:
+        if best.ADAPTED in self.about:
             return self._adapted()
         initial = tree.clone(self.net.state_dict())
         shared, state = self._shared(), self._state(site)
@@ -246,7 +244,7 @@ class Kept:
 
     def of_all(self) -> Model:
         """The one model for all, as the scenario's ``private_at_new_site`` defines it."""
-        if ADAPTED in self.about:
+        if best.ADAPTED in self.about:
             return self._adapted()
         if not self.one_for_all:
             raise RunError(
@@ -269,7 +267,7 @@ class Kept:
         """The model of a directory that ``adapting`` wrote, where all entries are in one file."""
         self.net.skipped = frozenset(self.about["skipped"])
         load(self.net, self._shared())
-        return self._model(self.about[ADAPTED], None)
+        return self._model(self.about[best.ADAPTED], None)
 
     def own_entries(self) -> dict[str, Tree]:
         """Each site's personal and private entries; none where they are not in this directory."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedshift.base.errors import RunError
 from fedshift.report.results import Comparison, RunResult
+from fedshift.runs.best import STORY
 from fedshift.runs.record import read_config, read_lines, read_summary
 
 
@@ -34,6 +35,8 @@ def load_run(path: Path) -> RunResult:
     """A finished run from its directory."""
     config = read_config(path)
     summary = read_summary(path)
+    if summary is None and (path / STORY).exists():
+        raise RunError(f"{path} is a model changed for a site; `fedshift card` tells of it")
     if summary is None:
         raise RunError(
             f"{path} is not finished; continue it with resume=True and out={str(path)!r}",

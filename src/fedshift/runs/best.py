@@ -31,6 +31,8 @@ from fedshift.base.tensor_files import write_tensors
 FOLDER = "best"
 STORES = ("clients", "personal")
 PREPARATION = "preparation.json"
+ADAPTED = "adapted_to"  # in ``model.json`` of a directory that ``adapting`` wrote: which site
+STORY = "adapted.json"  # in such a directory: from what and how the model was made
 
 
 def keep_preparation(path: Path, found: Mapping[str, Any]) -> None:

@@ -21,10 +21,10 @@ from fedshift.base.files import read_json
 from fedshift.base.version import __version__
 from fedshift.core.measures import BINS
 from fedshift.core.objective import Classification
-from fedshift.experiment.models import STORY
 from fedshift.report.intervals import NORMAL, sample_error
 from fedshift.report.load import load_run
 from fedshift.report.results import RunResult, cell_of
+from fedshift.runs.best import STORY
 from fedshift.runs.predictions import KeptPredictions, read_predictions
 from fedshift.runs.spending import FILE as SPENDING
 from fedshift.runs.spending import Spending

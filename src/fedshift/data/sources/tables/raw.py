@@ -75,6 +75,15 @@ def labels_of(record: Mapping[str, Any], raw: Any) -> tuple[Array, Array] | None
     return find_targets({"": own}, told).y[""], known
 
 
+def sites_in(record: Mapping[str, Any], raw: Any) -> list[str]:
+    """The sites that a column of raw rows names, if there is such a column."""
+    schema = TableSchema.model_validate(record["schema"])
+    table = _as_columns(raw, schema)
+    names = (schema.domain, "site") if schema.domain == "domain" else (schema.domain,)
+    found = next((table[name] for name in names if name in table), None)
+    return [] if found is None else sorted({v for v in as_texts(found).tolist() if v is not None})
+
+
 def _as_columns(raw: Any, schema: TableSchema) -> dict[str, Array]:
     """All columns of a file, a DataFrame or rows as the readers of files give them."""
     if isinstance(raw, str | Path):

@@ -24,7 +24,7 @@ from typing import Any
 import fedshift
 from fedshift.adapting.adapt import adapt_net, parts_of
 from fedshift.adapting.opening import outputs
-from fedshift.adapting.verdict import Signals, Verdict, judge
+from fedshift.adapting.verdict import Judgement, Signals, judge
 from fedshift.base import tree
 from fedshift.base.process import tune_process
 from fedshift.claims.store import Results
@@ -112,7 +112,7 @@ def measured(place: Place, path: Path, ways: Sequence[str]) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def verdict(row: Row) -> Verdict:
+def verdict(row: Row) -> Judgement:
     """What the rule says of an adaptation, from what was seen without labels."""
     return judge(Signals(**row["signals"]))
 

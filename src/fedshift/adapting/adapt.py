@@ -18,7 +18,7 @@ from torch import Tensor
 from fedshift.adapting.keep import digest, require_free, write_model
 from fedshift.adapting.opening import Opened, open_site, outputs
 from fedshift.adapting.scores import Scores, compare
-from fedshift.adapting.verdict import Signals, Verdict, batch_norm_shift, judge, signals_of
+from fedshift.adapting.verdict import Judgement, Signals, batch_norm_shift, judge, signals_of
 from fedshift.base import seeds, tree
 from fedshift.base.errors import ConfigError, DataError, RunError
 from fedshift.core.method import Method
@@ -39,7 +39,7 @@ class Adapted:
 
     model: Model
     with_: str
-    verdict: Verdict
+    verdict: Judgement
     scores: Scores | None = None
     path: Path | None = None
     notes: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Why not to use the adapted model, if so; what to be wary of; what else there is to say."""
 
     signals: Signals
@@ -115,7 +115,7 @@ def batch_norm_shift(net: Net, before: Mapping[str, Tensor], after: Tree) -> flo
     return sum(found) / len(found) if found else None
 
 
-def judge(seen: Signals, sites: Sequence[str] = ()) -> Verdict:
+def judge(seen: Signals, sites: Sequence[str] = ()) -> Judgement:
     """The stated rule: one collapse test, six warnings, two notes.
 
     ``sites`` are those that the data name if they are of several: what suits all of them together
@@ -127,7 +127,7 @@ def judge(seen: Signals, sites: Sequence[str] = ()) -> Verdict:
             f"predictions collapse: as if of {seen.classes[1]:.1f} classes instead of "
             f"{seen.classes[0]:.1f}"
         )
-    return Verdict(seen, collapse, (*_mixed(sites), *_warnings(seen)), tuple(_notes(seen)))
+    return Judgement(seen, collapse, (*_mixed(sites), *_warnings(seen)), tuple(_notes(seen)))
 
 
 def _mixed(sites: Sequence[str]) -> list[str]:

@@ -27,7 +27,8 @@ AGREES_LESS = 0.05  # loss of agreement with the second opinion
 LESS_SURE = 0.05  # loss of mean confidence
 ALIKE = 0.1  # shift in deviations below which a site looks like the training data
 ONE = 0.1  # of the way from one class to all of them: fewer are predicted
-NARROW = 0.5  # of the model's classes: fewer are predicted
+NARROWER = 0.9  # of the classes predicted before: fewer are left after
+FEW_CLASSES = 0.5  # of the model's classes: fewer are predicted, before and after
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def batch_norm_shift(net: Net, before: Mapping[str, Tensor], after: Tree) -> flo
 
 
 def judge(seen: Signals, sites: Sequence[str] = ()) -> Judgement:
-    """The stated rule: one collapse test, six warnings, two notes.
+    """The stated rule: one collapse test, eight warnings, one note.
 
     ``sites`` are those that the data name if they are of several: what suits all of them together
     may suit none.
@@ -138,11 +139,9 @@ def _mixed(sites: Sequence[str]) -> list[str]:
 
 
 def _warnings(seen: Signals) -> list[str]:
-    found = []
+    found = [] if seen.classes is None else _of_classes(seen.outputs, *seen.classes)
     if seen.samples < FEW:
         found.append(f"{seen.samples} inputs are few to adapt to; {FEW} or more are better")
-    if seen.classes is not None and seen.classes[1] < 1 + ONE * (seen.outputs - 1):
-        found.append(f"nearly all inputs are said to be of one class, of {seen.outputs}")
     if seen.changed is not None and seen.changed > CHANGED:
         found.append(f"{100 * seen.changed:.0f} % of the predictions are other ones than before")
     if seen.agreement is not None and seen.agreement[1] < seen.agreement[0] - AGREES_LESS:
@@ -157,16 +156,27 @@ def _warnings(seen: Signals) -> list[str]:
     return found
 
 
-def _notes(seen: Signals) -> list[str]:
+def _of_classes(outputs: int, before: float, after: float) -> list[str]:
+    """What the effective number of predicted classes says."""
+    if after < 1 + ONE * (outputs - 1):
+        return [f"nearly all inputs are said to be of one class, of {outputs}"]
     found = []
-    if seen.shift is not None and seen.shift < ALIKE:
+    if COLLAPSED * before <= after < NARROWER * before:
         found.append(
-            f"the inputs look like the training data (shift {seen.shift:.2f} deviations), so there "
-            "is little to gain"
+            f"predictions are of fewer classes: as if of {after:.1f} instead of {before:.1f}"
         )
-    if seen.classes is not None and max(seen.classes) < NARROW * seen.outputs:
+    if max(before, after) < FEW_CLASSES * outputs:
         found.append(
-            f"predictions are as if of {seen.classes[1]:.1f} of {seen.outputs} classes; if the "
-            "site has few classes, the model as it was may be better"
+            f"predictions are as if of {after:.1f} of {outputs} classes: the model hardly works "
+            "here, or the site has few classes; both mislead adapting"
         )
     return found
+
+
+def _notes(seen: Signals) -> list[str]:
+    if seen.shift is None or seen.shift >= ALIKE:
+        return []
+    return [
+        f"the inputs look like the training data (shift {seen.shift:.2f} deviations), so there is "
+        "little to gain"
+    ]

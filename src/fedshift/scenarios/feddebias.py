@@ -29,11 +29,16 @@ COMMON: dict[str, Any] = {
     "weights": "uniform",
     "protocols": ("global",),
 }
+# LeNet learns in a minute or two; the paper's nets, even narrow ones, are at chance then.
 LAPTOP: dict[str, Any] = {
-    "backbone_options": {"width": 0.25},
-    "rounds": 12,
+    "backbone": "lenet",
+    "rounds": 100,
     "steps": 10,
-    "evaluate_every": 4,
+    "batch_size": 32,
+    "lr": 0.2,
+    "lr_decay": 0.977,  # to a tenth in all
+    "momentum": 0.0,
+    "evaluate_every": 20,
 }
 BENCH: dict[str, Any] = {
     "backbone_options": {"width": 0.25},
@@ -47,13 +52,12 @@ BENCH: dict[str, Any] = {
 ALIGNED: dict[str, Any] = {"data_options": {"disjoint": False}, "domains": ANGLES}
 
 
-for _name, _own, _small, _bench in (
+for _name, _own, _bench in (
     (
         "rotated-mnist",
         ALIGNED
         | {"data": "rotated-mnist-10", "backbone": "feddebias-cnn", "lr": 0.001, "batch_size": 64}
         | {"partition": SequentialDirichlet(clients=10, within="aligned")},
-        {"lr": 0.1, "rounds": 30, "steps": 20, "batch_size": 32, "evaluate_every": 10},
         {"lr": 0.2, "lr_decay": 0.9747, "batch_size": 32, "rounds": 90, "evaluate_every": 5}
         | {"backbone": "lenet", "backbone_options": {}},
     ),
@@ -62,14 +66,12 @@ for _name, _own, _small, _bench in (
         ALIGNED
         | {"data": "rotated-cifar10", "public": "cifar100"}
         | {"partition": SequentialDirichlet(clients=10, within="aligned", mixing=1.0)},
-        {"lr": 0.05},
         {"lr": 0.1},
     ),
     (
         "clean-cifar10",
         {"data": "cifar10", "domains": ("cifar10",), "public": "cifar100"}
         | {"partition": SequentialDirichlet(clients=10)},
-        {"lr": 0.05},
         {"lr": 0.1},
     ),
     (
@@ -78,14 +80,12 @@ for _name, _own, _small, _bench in (
         | {"backbone": "cct-7-3x1", "pixels": "cifar100", "augment": "feddebias-cifar100"}
         | {"public": "cifar10"}
         | {"partition": SequentialDirichlet(clients=10, uniform_prior=True)},
-        {},
         None,
     ),
     (
         "pacs",
         {"data": "pacs", "domains": PACS, "data_options": {"size": 32}, "rounds": 400}
         | {"partition": ClassHalves()},
-        {"lr": 0.05},
         {"lr": 0.1},
     ),
 ):
@@ -94,6 +94,6 @@ for _name, _own, _small, _bench in (
         f"FedDebias on {_own['data']}: extreme label skew; global model on every look.",
         "FedDebias, ICML 2023",
         values=COMMON | _own,
-        laptop=LAPTOP | _small,
+        laptop=LAPTOP,
         bench=BENCH | _bench if _bench is not None else None,
     )

@@ -142,7 +142,9 @@ def line(key: tuple[str, str, str, str], own: Sequence[Row]) -> str:
     scenario, look, method, way = key
     changes = [r["change"] for r in own]
     before, after = (statistics.fmean(r[k] for r in own) for k in ("before", "after"))
-    change = f"{statistics.fmean(changes):+.1f} ± {seed_interval(changes):.1f}"
+    change = f"{statistics.fmean(changes):+.1f}"
+    if len(changes) > 1:
+        change += f" ± {seed_interval(changes):.1f}"
     site = look if scenario == "digits" else f"{look} (`{scenario}`)"
     count = f"{sum(map(warned, own))} of {len(own)}"
     return (

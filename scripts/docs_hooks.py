@@ -1,14 +1,20 @@
-"""What mkdocs calls: every page of docs/methods enters the navigation, under its group.
+"""What mkdocs calls: every page of docs/methods enters the navigation, and notebooks are executed.
 
 A page's title is its first line, its group the row ``group`` of its generated head; the five core
-methods come first. No list is kept by hand.
+methods come first. No list is kept by hand. The tutorials' notebooks are run when everything else
+is built, and published with what they print; one that fails ends the build.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tutorials  # noqa: E402  the script beside this one
 
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")
 
@@ -25,6 +31,14 @@ def on_config(config: Any) -> Any:
         groups.setdefault(found[1] if found else "other", []).append({title: page})
     section += [{group.capitalize(): pages} for group, pages in _in_order(groups)]
     return config
+
+
+def on_post_build(config: Any) -> None:
+    """Publish the notebooks with their output; two at a time, each in a process of its own."""
+    out = Path(config["site_dir"]) / "tutorials"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: tutorials.execute(name, out / f"{name}.ipynb"),
+                      tutorials.NOTEBOOKS))  # fmt: skip
 
 
 def _pages(docs: Path, names: Any) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ TEXTS = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
 ]
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")
 

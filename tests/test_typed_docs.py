@@ -50,8 +50,8 @@ DATA_OPTIONS = {field.name for field in fields(Variant)} | set(TableSchema.model
 ROOT = Path(__file__).parent.parent
 TEXTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "tutorials"),
+]  # the tutorials are run from beginning to end, by tests/tutorials
 ELSEWHERE = {  # words of code that are no command of ours
     "--ray": "benchmarks/flower.py",
     "--stream": "examples/flower_app/README.md",

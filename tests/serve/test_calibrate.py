@@ -90,6 +90,7 @@ def test_a_calibrated_file_has_the_same_logits_and_classes(unseen, tmp_path, cap
     t = card["temperature"]["value"]
     assert abs(t - 1) > 0.01
     assert f"calibrated: temperature {t:.3f}, fitted on" in told
+    assert "(fewer than 100: it may be far off)" in told
     x = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 8), dtype=np.uint8)
     (z, p), (warm_z, warm_p) = (
         onnxruntime.InferenceSession(str(path)).run(None, {"input": x})
@@ -101,6 +102,7 @@ def test_a_calibrated_file_has_the_same_logits_and_classes(unseen, tmp_path, cap
     for end in ("md", "html"):
         text = (tmp_path / "warm" / f"m.onnx.card.{end}").read_text()
         assert f"Logits are divided by {t:.3f} before they become probabilities" in text
+        assert "These samples are few, so the number may be far off." in text
     assert "Logits are divided" not in (tmp_path / "plain" / "m.onnx.card.md").read_text()
 
 

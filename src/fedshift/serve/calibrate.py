@@ -27,6 +27,7 @@ from fedshift.serve.graph import Graph
 from fedshift.serve.parity import Asked, tested_inputs, validation_inputs
 
 KINDS = ("temperature",)
+ENOUGH = 100  # validation samples; with fewer, the number may be far off
 WIDEST = 10.0  # a temperature is between 1 / WIDEST and WIDEST: few samples may all be right
 
 
@@ -47,8 +48,15 @@ class Temperature:
     fitted: int  # validation samples
     tests: Mapping[str, Gap]  # by site or domain; empty if there are no test samples
 
+    @property
+    def unsure(self) -> bool:
+        """Whether it was fitted on too few samples to be relied on."""
+        return self.fitted < ENOUGH
+
     def __str__(self) -> str:
         told = f"temperature {self.value:.3f}, fitted on {self.fitted} validation samples"
+        if self.unsure:
+            told += f" (fewer than {ENOUGH}: it may be far off)"
         gaps = [f"{name} {g.ece[0]:.1f} -> {g.ece[1]:.1f}" for name, g in self.tests.items()]
         return f"{told}; ECE in per cent on test samples: {', '.join(gaps)}" if gaps else told
 
@@ -58,7 +66,8 @@ class Temperature:
             name: {"samples": g.samples, "ece": list(g.ece), "nll": list(g.nll)}
             for name, g in self.tests.items()
         }
-        return {"value": self.value, "fitted": self.fitted, "tests": gaps}
+        told = {"value": self.value, "fitted": self.fitted, "unsure": self.unsure}
+        return told | {"tests": gaps}
 
 
 def require_kind(name: str | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import tutorials  # noqa: E402  the script beside this one
+import tutorials
 
 CORE = ("fdse", "f2dc", "fedka", "csac", "feddebias")
 

@@ -67,7 +67,7 @@ class Block:
     @property
     def commands(self) -> list[str]:
         """The lines of a bash block; those that end in a backslash are joined."""
-        return self.body.replace("\\\n", " ").strip().splitlines()
+        return re.sub(r"\s*\\\n\s*", " ", self.body).strip().splitlines()
 
     @property
     def setup(self) -> bool:

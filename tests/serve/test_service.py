@@ -22,7 +22,7 @@ from fedshift.base.errors import ConfigError
 from fedshift.cli import main
 from fedshift.serve.drift import DriftMonitor, DriftReference, of_training, summaries
 from fedshift.serve.predictor import open_predictor
-from fedshift.serve.start import ServiceLimits, drift_reference, read_token, require_limits
+from fedshift.serve.start import ServiceLimits, drift_reference, read_token, require_limits, warm
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -266,6 +266,31 @@ def test_rows_and_csv_are_answered_as_predict_answers_the_file(table, tmp_path):
     assert (reference.variance.sum(), set(reference.mean)) == (3, {0.0})
     x = predictor.of_csv((raw / "east.csv").read_bytes())
     assert reference.distance(x.mean(0)) < 0.5
+
+
+class Watched:
+    """A predictor that keeps what it was asked."""
+
+    def __init__(self, predictor):
+        self.predictor, self.asked = predictor, []
+
+    def __getattr__(self, name):
+        return getattr(self.predictor, name)
+
+    def answer(self, x):
+        self.asked.append(x.shape)
+        return self.predictor.answer(x)
+
+
+def test_the_model_has_answered_once_before_the_service_listens(table, images, tmp_path):
+    for run, site, shape in ((images, "dark-0", (3, 8, 8)), (table[0], None, None)):
+        watched = Watched(open_predictor(run, site))
+        warm(watched)
+        assert watched.asked == [(1, *(shape or watched.inputs.shape))]
+    lacking = Watched(open_predictor(table[0]))
+    lacking.columns = []  # what a row lacks is said when somebody asks, not before
+    warm(lacking)
+    assert lacking.asked == []
 
 
 def test_the_distance_is_the_shift_of_the_mean_in_deviations():

@@ -39,12 +39,19 @@ def serve(
     from fedshift.serve.drift import DriftMonitor
     from fedshift.serve.predictor import open_predictor
     from fedshift.serve.service import Service, run_service
-    from fedshift.serve.start import ServiceLimits, drift_reference, read_token, require_limits
+    from fedshift.serve.start import (
+        ServiceLimits,
+        drift_reference,
+        read_token,
+        require_limits,
+        warm,
+    )
 
     limits = ServiceLimits(max_mb, max_batch, queue, timeout)
     require_limits(limits, drift)
     secret = read_token(token)
     predictor = open_predictor(model, site)
+    warm(predictor)
     monitor = DriftMonitor(drift_reference(predictor, reference), threshold=drift)
     typer.echo(f"{predictor.about['model']} at http://{host}:{port}/ (Ctrl-C ends it)")
     if secret is None and host not in ("127.0.0.1", "localhost", "::1"):

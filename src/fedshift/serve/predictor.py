@@ -44,6 +44,12 @@ class Predictor:
         """Whether inputs are images."""
         return len(self.inputs.shape) == 3
 
+    @property
+    def columns(self) -> list[str]:
+        """Of a table, those that a row has to have; of other inputs none."""
+        plans = self.about.get("plans", {})
+        return [plan["name"] for plan in next(iter(plans.values()), [])]
+
     def of_images(self, blobs: Sequence[bytes]) -> Array:
         """Inputs (N, C, H, W) of encoded images."""
         self._require(images=True)

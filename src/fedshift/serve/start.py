@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.base.errors import ConfigError
+from PIL import Image
+
+from fedshift.base.errors import ConfigError, FedshiftError
 from fedshift.experiment.raw import image_files
 from fedshift.serve.drift import LEAST, DriftReference, of_training, summaries
 from fedshift.serve.predictor import Predictor
@@ -48,6 +52,21 @@ def drift_reference(predictor: Predictor, data: Path | None) -> DriftReference |
     if len(x) < LEAST:
         raise ConfigError(f"{data} has {len(x)} inputs; a reference needs {LEAST} or more")
     return DriftReference.of(summaries(x))
+
+
+def warm(predictor: Predictor) -> None:
+    """Predict something made up, so that the first request does not wait for what is loaded late.
+
+    Nothing is counted. What a table needs to know beforehand, such as the site, may be lacking.
+    """
+    with suppress(FedshiftError):
+        if predictor.images:
+            held = io.BytesIO()
+            Image.new("RGB", (8, 8)).save(held, "PNG")
+            x = predictor.of_images([held.getvalue()])
+        else:
+            x = predictor.of_rows([dict.fromkeys(predictor.columns, "")])
+        predictor.answer(x)
 
 
 def read_token(path: Path | None) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +175,21 @@ def test_safetensors_hold_the_net_and_its_description(images, tmp_path):
     assert done.parity.holds
     assert done.parity.kept == 16
     assert done.opset is None
+
+
+def test_a_deployed_sites_own_model_is_exported_without_a_card(images, tmp_path):
+    """Its folder, as ``deploy.models`` writes it, has the model and no results of the run."""
+    site, model = tmp_path / "site", json.loads((images / "best" / "model.json").read_text())
+    shutil.copytree(images, site)
+    round_ = fedshift.load_model(images, "dark-0").round
+    (site / "best" / "model.json").write_text(
+        json.dumps(model | {"round": round_, "sites": ["dark-0"]})
+    )
+    (site / "summary.json").unlink()
+    done = fedshift.export(site, tmp_path / "m" / "m.onnx", site="dark-0")
+    assert done.parity.holds
+    assert [path.name for path in done.files] == ["m.onnx", "prepare.py"]
+    assert "no model card: the run's results are not in this folder" in done.lines()[2]
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(images, tmp_path, monkeypatch):

@@ -205,7 +205,8 @@ def _temperature(found: Mapping[str, Any]) -> Section:
     few = ("These samples are few, so the number may be far off.",) if found["unsure"] else ()
     lines = (f"Logits are divided by {found['value']:.3f} before they become probabilities, which "
              f"changes no class. The number was fitted on {found['fitted']} validation samples of "
-             "the training sites; at a site with another look it may be a wrong one.", *few)  # fmt: skip
+             "the training sites; at a site with another look it may be a wrong one.",
+             *few)  # fmt: skip
     rows = [
         (name, str(g["samples"]), *(f"{v:.1f}" for v in g["ece"]), *(f"{v:.2f}" for v in g["nll"]))
         for name, g in found["tests"].items()

@@ -16,6 +16,7 @@ from fedshift.base.errors import ConfigError, RunError
 from fedshift.core.method import Method
 from fedshift.experiment.models import load_model
 from fedshift.report.results import RunResult
+from fedshift.runs.record import read_summary
 from fedshift.serve.about import FILE, about_of, cannot_prepare, require_free, write_prepare
 from fedshift.serve.calibrate import Temperature, require_kind, temperature_of
 from fedshift.serve.card import card_of
@@ -24,6 +25,11 @@ from fedshift.serve.formats import OPSET, example, onnx_runner, require_format, 
 from fedshift.serve.graph import Graph
 from fedshift.serve.parity import Asked, Parity, compare, made_inputs, tested_inputs
 from fedshift.serve.quantise import quantise_onnx
+
+NO_CARD = (
+    "no model card: the run's results are not in this folder; those of a deployed site are at the "
+    "server, and an unfinished run has none"
+)
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,8 @@ def export(  # noqa: PLR0913  as many options as the command has
         files.append(quantise_onnx(path))
         less = compare(chosen(asked), onnx_runner(files[1]), graph)
     notes = _prepare(files, about) if kind != "safetensors" else ()
-    card = card_of(run, site=site, files=tuple(files), licence=licence, temperature=warmth)
-    files += write_cards(card, path)
+    told = {"site": site, "licence": licence, "temperature": warmth}
+    notes += _cards(files, folder, told)
     return Exported(path, kind, parity, tuple(files), notes, less, warmth)
 
 
@@ -130,6 +136,14 @@ def _prepare(files: list[Path], about: Mapping[str, Any]) -> tuple[str, ...]:
     if reason := cannot_prepare(about):
         return (f"no {FILE}: {reason}; give the model prepared rows",)
     files.append(write_prepare(files[0].parent, about))
+    return ()
+
+
+def _cards(files: list[Path], run: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write the model's cards, and add them to the files; or a note why there are none."""
+    if read_summary(run) is None:
+        return (NO_CARD,)
+    files += write_cards(card_of(run, files=tuple(files), **told), files[0])
     return ()
 
 

@@ -325,7 +325,7 @@ def test_every_kind_of_split_and_partition_can_be_typed(owner, kind, capsys):
 
 def test_another_backbone_begins_at_its_own_defaults():
     held = find_scenario("csac/pacs/sketch").backbone_options
-    assert held == {"width": 0.25, "stem": "small", "bottleneck": 64}
+    assert held == {"width": 0.25, "bottleneck": 64}
     same = scenario_from("csac/pacs/sketch", None, None, {"backbone_options": {"width": 0.5}})
     assert same.backbone_options == held | {"width": 0.5}
     for given in ({}, {"hidden": 8}):

@@ -26,6 +26,7 @@ from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import npz_source
 from fedshift.data.sources.discover import find
 from fedshift.data.sources.listed import path_column
+from fedshift.data.sources.tables.federated import table_sources
 from fedshift.data.sources.tables.replay import read_record
 from fedshift.data.store import read_card, read_ids, write_domain
 from fedshift.deploy import tables
@@ -196,14 +197,19 @@ def test_splits_of_another_kind_are_named(tmp_path, split):
         read_npz(npz(tmp_path, blob))
 
 
+def header(shape: tuple[int, ...], descr: str = "<f8") -> bytes:
+    head = io.BytesIO()
+    described = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    return head.getvalue()
+
+
 def with_header(shape: tuple[int, ...], **more: bytes) -> bytes:
     """An npz whose x has this shape in its header and no data."""
-    head, y, out = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    described = {"descr": "<f8", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(head, described)
+    y, out = io.BytesIO(), io.BytesIO()
     np.save(y, np.array([0, 1]))
     with zipfile.ZipFile(out, "w") as file:
-        for name, content in ({"x": head.getvalue(), "y": y.getvalue()} | more).items():
+        for name, content in ({"x": header(shape), "y": y.getvalue()} | more).items():
             file.writestr(f"{name}.npy", content)
     return out.getvalue()
 
@@ -220,6 +226,13 @@ def with_header(shape: tuple[int, ...], **more: bytes) -> bytes:
 )
 def test_headers_that_lie_are_one_line(tmp_path, blob):
     with pytest.raises(DataError, match="cannot be read"):
+        read_npz(npz(tmp_path, blob))
+
+
+def test_names_of_no_bytes_are_refused(tmp_path):
+    """2 ** 62 empty names fit into a header, and as names of classes into no memory."""
+    blob = with_header((2,), classes=header((2**62,), "<U0"))
+    with pytest.raises(DataError, match="classes has 4611686018427387904 items of no bytes"):
         read_npz(npz(tmp_path, blob))
 
 
@@ -240,6 +253,16 @@ def test_a_small_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path):
 
 
 # tables
+
+
+def test_a_number_whose_square_is_none_is_refused_with_its_column(tmp_path):
+    rows = ["a,b,label", *(f"{i},{i % 3},{i % 2}" for i in range(20)), f"1{'0' * 200},1,0"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"column 'a' holds 1e\+200, too large"):
+        table_sources([tmp_path / "rows.csv"])
+    (tmp_path / "rows.csv").write_text("\n".join(rows).replace("0" * 200, "0" * 100))
+    (source,) = table_sources([tmp_path / "rows.csv"]).sources
+    assert np.isfinite(np.asarray(source.read(source.classes, None).domain.x)).all()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "utf-8-sig"])

@@ -100,6 +100,8 @@ def _whole(name: str, array: Any) -> Array:
     """An entry that is an array, and whose texts are texts; numpy hands out others as well."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"entry {name} is no array")
+    if array.dtype.itemsize == 0 and array.size:  # any number of them fits into no bytes
+        raise ValueError(f"entry {name} has {array.size} items of no bytes")
     if array.dtype.kind == "U":
         codes = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
         if array.dtype.byteorder == ">":

@@ -12,6 +12,7 @@ missing cells at some site gets a further column that is 1 where the cell was mi
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ from fedshift.data.sources.tables.statistics import (
     of_numbers,
 )
 
+LARGEST_SQUARES = 1e300  # of a sum that stays a float, whatever is added to it
 FORMAT = 1
 DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T].*)?|\d{1,2}\.\d{1,2}\.\d{4}")
 
@@ -96,8 +98,16 @@ class NumberPlan:
         return (self.name, *((f"{self.name} missing",) if self.indicator else ()))
 
     def count(self, column: Array) -> NumberStatistics:
-        """Statistics of this column at one site."""
-        return of_numbers(self.values(column))
+        """Statistics of this column at one site; raises if no float holds the sum of squares."""
+        values = self.values(column)
+        largest = np.nanmax(np.abs(values), initial=0.0)
+        if largest > math.sqrt(LARGEST_SQUARES / max(len(values), 1)):
+            raise DataError(
+                f"column {self.name!r} holds {largest:g}, too large to standardise the column by "
+                "its mean and deviation; mend the cell, or leave the column out",
+                f"drop={self.name}",
+            )
+        return of_numbers(values)
 
     def values(self, column: Array) -> Array:
         """The column as numbers, nan where missing."""

@@ -4,9 +4,9 @@
     python scripts/tutorials.py --run tables      # run a page, paste what its commands said
 
 A page has blocks of bash and python, and below a command what it said, as text. A comment above a
-block says who runs it: ``with PACS`` when output is pasted, ``without PACS`` in tests and in
-notebooks, ``not in the notebook``; and above text, how much of the output is shown. Notebooks hold
-no output: ``scripts/docs_hooks.py`` executes them when the documentation is built.
+block says who runs it: ``with PACS`` and ``long`` only when output is pasted, ``without PACS`` in
+tests and in notebooks, ``not in the notebook``; and above text, how much of the output is shown.
+Notebooks hold no output: ``scripts/docs_hooks.py`` executes them when the documentation is built.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ DAEMONS = (["serve"], ["server", "start"], ["site", "start"])  # commands that g
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```\n", re.M | re.S
 )
-HIDDEN = {"notebook": ("with PACS", "not in the notebook"), "test": ("with PACS",),
+PART = re.compile(r"(first|last) (\d+) lines?")
+HIDDEN = {"notebook": ("with PACS", "long", "not in the notebook"), "test": ("with PACS", "long"),
           "page": ("without PACS",)}  # fmt: skip
 MAGIC = """\
 # `%fedshift ...` is the command `fedshift ...`, run inside this notebook.
@@ -61,7 +62,8 @@ class Block:
 
     kind: str
     body: str
-    mark: str
+    mark: str  # who runs it
+    part: str  # of an output, what is shown
     span: tuple[int, int]  # of its body
 
     @property
@@ -78,9 +80,16 @@ class Block:
 def blocks_of(text: str, whose: str = "page") -> Iterator[Block]:
     """The blocks that somebody runs or reads."""
     for found in BLOCK.finditer(text):
-        mark = found["mark"] or ""
-        if mark not in HIDDEN[whose]:
-            yield Block(found["kind"], found["body"], mark, found.span("body"))
+        block = block_of(found)
+        if block.mark not in HIDDEN[whose]:
+            yield block
+
+
+def block_of(found: re.Match[str]) -> Block:
+    """A block, whose comment may name who runs it, how much of an output is shown, or both."""
+    words = (found["mark"] or "").split(", ")
+    part = words.pop() if PART.fullmatch(words[-1]) else ""
+    return Block(found["kind"], found["body"], "".join(words), part, found.span("body"))
 
 
 # notebooks
@@ -93,7 +102,7 @@ def notebook_of(name: str) -> str:
     for found in BLOCK.finditer(text):
         cells += _prose(len(cells), text[at : found.start()])
         at = found.end()
-        block = Block(found["kind"], found["body"], found["mark"] or "", found.span("body"))
+        block = block_of(found)
         if block.mark == "with PACS" or block.kind == "text":
             continue
         if block.setup or block.mark in HIDDEN["notebook"]:
@@ -138,7 +147,7 @@ def pasted(name: str) -> str:
         try:
             for block in blocks_of(text):
                 if block.kind == "text":
-                    changes.append((block.span, shown(said, block.mark)))
+                    changes.append((block.span, shown(said, block.part)))
                 elif not block.setup:
                     print(block.body.strip().splitlines()[0], flush=True)
                     said = shell.run(block)
@@ -149,10 +158,10 @@ def pasted(name: str) -> str:
     return text
 
 
-def shown(said: str, mark: str) -> str:
+def shown(said: str, part: str) -> str:
     """The lines of an output that a page shows, without spaces at their ends."""
     lines = [line.rstrip() for line in said.strip().splitlines()]
-    if found := re.fullmatch(r"(first|last) (\d+) lines?", mark):
+    if found := PART.fullmatch(part):
         n = int(found[2])
         lines = lines[:n] if found[1] == "first" else lines[-n:]
     return "".join(f"{line}\n" for line in lines)

@@ -87,7 +87,7 @@ def _odd(odd: Sequence[str], found: Sequence[Departure], *, known: bool) -> Iter
         if own:
             yield f"{site} differs in {listed(map(_difference, own[:3]))}."
         elif known:
-            yield f"{site} differs from the others in nothing that has a name here."
+            yield f"{site} can be told apart, but no measured quantity differs clearly."
     if len(odd) > NAMED:
         yield f"{len(odd) - NAMED} more sites differ; the tables have them."
 
@@ -168,10 +168,10 @@ def on_crossing(crossed: Mapping[Pair, Told], objective: str) -> Iterator[str]:
         return
     error = max((t.error for t in crossed.values() if isfinite(t.error)), default=nan)
     sure = f"; each number ± {error:.0f} at most" if isfinite(error) else ""
-    verb = "loses" if here - there >= LOST else "loses little"
+    little = "" if here - there >= LOST else ", which is little"
     yield (
         f"A linear model of one site reaches {here:.0f} {unit} at home and {there:.0f} {unit} at "
-        f"another site, so it {verb} ({here - there:.0f} points{sure})."
+        f"another site: {here - there:.0f} points less{little}{sure}."
     )
     worst = min(away, key=lambda pair: away[pair].value - home[pair[1]].value)
     if here - there >= LOST:

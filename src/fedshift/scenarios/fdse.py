@@ -26,6 +26,7 @@ COMMON: dict[str, Any] = {
     "lr_decay": 0.998,
     "protocols": ("personal",),
 }
+# The rate falls as far in all as in the paper, 0.998 ** 500.
 LAPTOP: dict[str, Any] = {
     "data_options": {"size": 64},
     "backbone_options": {"width": 0.25},
@@ -34,8 +35,8 @@ LAPTOP: dict[str, Any] = {
     "lr_decay": 0.9672,
     "evaluate_every": 5,
 }
-# The whole width: FDSE halves it, and a quarter leaves the halved net too narrow. At both
-# scales the rate falls as far in all as in the paper, 0.998 ** 500.
+# The whole width: FDSE halves it, and a quarter leaves the halved net too narrow. The rate falls to
+# a tenth in all; where it fell as far as in the paper, 0.998 ** 500, FedAvg gained until the end.
 BENCH: dict[str, Any] = {
     "data_options": {"size": 64},
     "evaluate_every": 2,
@@ -44,8 +45,8 @@ BENCH: dict[str, Any] = {
 
 
 for _name, _data, _domains, _lr, _epochs, _bench in (
-    ("pacs", "pacs", PACS, 0.05, 5, {"rounds": 40, "steps": 10, "lr_decay": 0.9753}),
-    ("office-caltech10", "office-caltech10", OFFICE, 0.1, 1, {"rounds": 40, "lr_decay": 0.9753}),
+    ("pacs", "pacs", PACS, 0.05, 5, {"rounds": 40, "steps": 10, "lr_decay": 0.9441}),
+    ("office-caltech10", "office-caltech10", OFFICE, 0.1, 1, {"rounds": 50, "lr_decay": 0.955}),
     ("domainnet", "domainnet-10", DOMAINNET, 0.05, 5, None),
 ):
     of_paper(

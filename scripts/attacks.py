@@ -106,7 +106,8 @@ def main() -> None:
 def write(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
     """The table of all seeds that are complete."""
     seeds = [s for s in SEEDS if all((r, a, s) in done for r in RULES for a in ATTACKS)]
-    lines = [f"| rule | {' | '.join(ATTACKS)} | trigger, no attack | trigger, backdoor |"]
+    first = "rule (95 %)" if len(seeds) > 1 else "rule"  # what stands behind a ±
+    lines = [f"| {first} | {' | '.join(ATTACKS)} | trigger, no attack | trigger, backdoor |"]
     lines.append("|---|" + "---:|" * (len(ATTACKS) + 2))
     for rule in RULES:
         of = {a: [done[rule, a, s] for s in seeds] for a in ATTACKS}

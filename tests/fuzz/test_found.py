@@ -57,6 +57,12 @@ def test_names_of_tensors_are_texts(name):
         from_envelope(reply(layouts=[[[name, "float32", [3]]]]), Update)
 
 
+@pytest.mark.parametrize("dtype", ["int6", "quint8", "nn", "", ["float32"]])
+def test_numbers_that_torch_has_and_cannot_copy_are_refused(dtype):
+    with pytest.raises(RunError, match="not an envelope of fedshift"):
+        from_envelope(reply(layouts=[[["w", dtype, [3]]]]), Update)
+
+
 def test_a_message_without_its_fields_is_one_line():
     with pytest.raises(RunError, match="not a message of fedshift"):
         Update.from_bytes(tree.to_bytes({}, {"client": "a"}))
@@ -82,6 +88,17 @@ def test_a_seal_names_no_other_files(tmp_path, change):
     seal.require(found, 1, tmp_path / "pending.json")
     with pytest.raises(RunError, match="is damaged"):
         seal.require(found | change, 1, tmp_path / "pending.json")
+
+
+@pytest.mark.parametrize("size", [10**15, 10**30])
+def test_a_seal_of_a_longer_file_takes_no_memory(tmp_path, size):
+    """Python makes room for as many bytes as it is told to read, before it reads."""
+    (tmp_path / "metrics.jsonl").write_bytes(b"{}\n")
+    seal = Seal(tmp_path, "")
+    found = seal.take(1, tmp_path / "pending.json", ())
+    found["lines"]["metrics.jsonl"][0] = size
+    with pytest.raises(RunError, match="it was changed, cut or deleted"):
+        Seal(tmp_path, "").require(found, 1, tmp_path / "pending.json")
 
 
 # files of a dataset

@@ -102,9 +102,10 @@ class Seal:
         seal = SealContent.model_validate(checked(found, SEAL, checkpoint))
         if seal.version == __version__ and seal.run != self.run:
             raise self._changed("config.json", round_)
-        for name, (size, _) in seal.lines.items():
+        changed: list[str] = []
+        for name, (size, digest) in seal.lines.items():
             self._read_on(name, size)
-        changed = [name for name, (_, digest) in seal.lines.items() if self._of(name) != digest]
+            changed += [name] * ((self._sizes.get(name, 0), self._of(name)) != (size, digest))
         changed += [ROSTER] * (_digest(self.path / ROSTER) != seal.roster)
         changed += [str(pending.relative_to(self.path))] * (_digest(pending) != seal.pending)
         changed += [PERSONAL] * (self._personal(round_) != seal.personal)
@@ -138,11 +139,14 @@ class Seal:
         if not file.exists():
             return
         digest = self._hashes.setdefault(name, hashlib.sha256())
+        begin = self._sizes.get(name, 0)
         with readable_errors(file), file.open("rb") as lines:
-            lines.seek(self._sizes.get(name, 0))
-            gained = lines.read() if end is None else lines.read(end - self._sizes.get(name, 0))
+            lines.seek(begin)
+            if end is not None:  # read() takes as much memory as it is told, whatever there is
+                end = min(end, os.fstat(lines.fileno()).st_size) - begin
+            gained = lines.read(end)
         digest.update(gained)
-        self._sizes[name] = self._sizes.get(name, 0) + len(gained)
+        self._sizes[name] = begin + len(gained)
 
     def _of(self, name: str) -> str:
         """The digest of a file that grows, as far as it was read; empty if there is none."""

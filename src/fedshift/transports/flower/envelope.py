@@ -28,6 +28,14 @@ from fedshift.core.message import Message
 
 LARGEST = 2**63 - 1  # that a count may be
 ALIGNED = 16  # bytes: the widest number of torch, complex128
+DTYPES = {  # torch has others, such as int6, that it cannot copy
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    )
+}
 TensorLayout = list[tuple[str, str, list[int]]]  # name, dtype, shape
 M = TypeVar("M", bound=Message)
 
@@ -157,9 +165,9 @@ def unpack(block: bytes, entries: TensorLayout) -> Tree:
     for name, kind, shape in entries:
         if not isinstance(name, str):
             raise TypeError(f"the name of a tensor is {name!r}")
-        dtype = getattr(torch, kind, None)
-        if not isinstance(dtype, torch.dtype):
+        if kind not in DTYPES:
             raise TypeError(f"{name} has the unknown dtype {kind!r}")
+        dtype = DTYPES[kind]
         if not all(type(side) is int and 0 <= side <= LARGEST for side in shape):
             raise TypeError(f"{name} has no shape")  # a product with a list would repeat the list
         size = math.prod(shape) * dtype.itemsize

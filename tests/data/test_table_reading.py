@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedshift.base.errors import DataError
 from fedshift.data.sources.tables import cells
+from fedshift.data.sources.tables.preparation import as_numbers
 from fedshift.data.sources.tables.reading import read_table
 from fedshift.data.sources.tables.schema import TableSchema
 
@@ -32,6 +33,23 @@ def columns(path, **told):
 def test_delimiter_decimal_comma_and_encoding_are_found(text, encoding, tmp_path):
     (tmp_path / "t.csv").write_bytes(text.encode(encoding))
     assert columns(tmp_path / "t.csv") == {"città": ["A", "B"], "x": [1.5, 2.25], "y": [1.0, "-"]}
+
+
+MIXED = "dose;kind;y\n1,5;3,5 mg;1,2\n1.200,25;1,5,3;2\n-,5;2,0;1\nunknown;x,y;3\n"
+
+
+def test_one_cell_that_is_no_number_hides_no_decimal_comma(tmp_path):
+    (tmp_path / "t.csv").write_text(MIXED)
+    found = columns(tmp_path / "t.csv", label="y", objective="multi-label")
+    assert found["dose"] == ["1.5", "1200.25", "-.5", "unknown"]
+    assert found["kind"] == ["3,5 mg", "1,5,3", "2.0", "x,y"]
+    read = read_table(tmp_path / "t.csv", TableSchema(label="y", objective="multi-label"))
+    np.testing.assert_equal(as_numbers(read.columns["dose"]), [1.5, 1200.25, -0.5, np.nan])
+
+
+def test_labels_between_commas_stay_as_they_are(tmp_path):
+    (tmp_path / "t.csv").write_text("x;y\n1;1,2\n2;a\n")
+    assert columns(tmp_path / "t.csv", label="y")["y"] == ["1,2", "a"]
 
 
 @pytest.mark.parametrize("suffix", ["xlsx", "parquet"])

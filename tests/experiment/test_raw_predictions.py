@@ -112,7 +112,7 @@ def test_missing_columns_are_named_and_odd_cells_are_told(tmp_path, home, caplog
     row = {"age": 50, "lab": "high", "pain": "bad", "grade": 2, "ill": None}
     caplog.clear()
     found = model.predict([row])
-    assert "column 'lab': 1 cells are no numbers, such as 'high'" in caplog.text
+    assert "column 'lab' has cells that are no numbers (1, such as 'high'): they" in caplog.text
     assert found == model.predict([row | {"lab": "?", "pain": " bad "}])
     unknown = model.predict([row | {"pain": "never seen"}])
     assert len(unknown) == 1

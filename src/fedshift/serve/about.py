@@ -56,7 +56,6 @@ def table_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "plans": plans,
         "absent": sorted(schema.absent),
         "missing": numbers,
-        "by_cell": schema.epsilon is not None,
         "delimiter": schema.delimiter,
         "decimal": schema.decimal,
         "encoding": schema.encoding,

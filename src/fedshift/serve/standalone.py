@@ -31,6 +31,7 @@ import numpy as np
 
 ABOUT: dict[str, Any] = json.loads("{}")
 DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T].*)?|\d{1,2}\.\d{1,2}\.\d{4}")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif")
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "DIB", "WEBP", "GIF")
@@ -89,14 +90,18 @@ def number(cell: str, decimal: str) -> float | None:
 def numbers(cells: Sequence[str]) -> np.ndarray:
     """A column as numbers, nan where a cell is missing or no number."""
     found = [number(cell, ABOUT["decimal"]) for cell in cells]
-    if None in found and not ABOUT["by_cell"]:  # a column of texts: each cell by itself
-        found = [number(cell, ".") for cell in cells]
     return np.array([math.nan if v is None else v for v in found])
 
 
 def texts(cells: Sequence[str]) -> list[str | None]:
-    """A column as texts, None where one is missing."""
-    return [None if c.strip().lower() in ABOUT["absent"] else c.strip() for c in cells]
+    """A column as texts, None where one is missing; numbers among them have a point."""
+    return [None if c.strip().lower() in ABOUT["absent"] else with_point(c.strip()) for c in cells]
+
+
+def with_point(cell: str) -> str:
+    """A number without a decimal comma; what is none as it is."""
+    plain = cell.replace(".", "").replace(",", ".")
+    return plain if "," in cell and ABOUT["decimal"] == "," and NUMBER.fullmatch(plain) else cell
 
 
 def spelt(value: float) -> str:

@@ -143,8 +143,8 @@ def _role_notes(
             first = next((text for count, text in counts if count), "")
             if number := sum(count for count, _ in counts):
                 notes.append(
-                    f"column {name!r}: {number} cells are no numbers, such as {first!r}, and count "
-                    "as missing; name it as categorical to keep them"
+                    f"column {name!r} has cells that are no numbers ({number}, such as {first!r}): "
+                    "they count as missing; name it as categorical to keep them"
                 )
     return notes
 

@@ -31,6 +31,7 @@ DELIMITERS = (",", ";", "\t", "|")
 EXCEL = (".xlsx", ".xlsm")
 SUFFIXES = (".csv", ".tsv", ".parquet", *EXCEL)
 CODE = re.compile("\x000[0-9]")  # 007 is a code, not the number 7
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 MARKS = (  # of an encoding, at the start of a file
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"),
@@ -124,10 +125,23 @@ def _plain(cell: str, decimal: str) -> str:
     return cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell
 
 
-def texts_of(distinct: Sequence[str], at: Array, absent: frozenset[str]) -> Array:
-    """Texts, None where one is missing, from the different cells and which of them each cell is."""
-    known = [None if c.strip().lower() in absent else c.strip() for c in distinct]
+def texts_of(
+    distinct: Sequence[str], at: Array, absent: frozenset[str], decimal: str = "."
+) -> Array:
+    """Texts, None where one is missing, from the different cells and which of them each cell is.
+
+    Among texts a number is written with a point, whatever the file has: one cell that is none
+    must not hide the others from those who look for numbers.
+    """
+    known = [
+        None if c.strip().lower() in absent else _with_point(c.strip(), decimal) for c in distinct
+    ]
     return np.array([*known, None], dtype=object)[at]  # None: an array of objects in any case
+
+
+def _with_point(cell: str, decimal: str) -> str:
+    plain = _plain(cell, decimal)
+    return plain if plain != cell and decimal == "," and NUMBER.fullmatch(plain) else cell
 
 
 def one_by_one(
@@ -145,7 +159,7 @@ def one_by_one(
     if name in schema.bounds and name not in schema.date:
         return np.where(gone, np.nan, values)[at]
     cells = ["" if lost else cell for cell, lost in zip(distinct, gone[:-1], strict=True)]
-    return texts_of(cells, at, schema.absent)
+    return texts_of(cells, at, schema.absent, decimal)
 
 
 def parse_texts(cells: Sequence[str], absent: frozenset[str]) -> Array:
@@ -219,7 +233,8 @@ class _Blocks:
                 self.texts.add(name)
                 if any(not np.isnan(part).all() for part in parts):
                     self.late.add(name)
-            parts.append(texts_of(*cells.distinct(), self.schema.absent))
+            decimal = "." if name in self.schema.label else self.decimal  # 1,2 may be two labels
+            parts.append(texts_of(*cells.distinct(), self.schema.absent, decimal))
 
     def table(self, path: Path) -> Table:
         """Whole columns."""

@@ -40,7 +40,8 @@ def prepare_rows(record: Mapping[str, Any], raw: Any, site: str | None, referenc
             count, first = (0, "") if plan.date else not_numbers(column)
             if count:
                 log.warning(
-                    "column %r has cells that are no numbers (%d, such as %r): they count as missing",
+                    "column %r has cells that are no numbers (%d, such as %r): they count as "
+                    "missing",
                     plan.name, count, first,
                 )  # fmt: skip
     return preparation.apply(columns)

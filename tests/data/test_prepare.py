@@ -174,6 +174,29 @@ def test_what_is_left_out_is_reported_and_the_rest_prepared(tmp_path):
     assert read_report(store_of(CARD, Variant())) == report
 
 
+def test_class_folders_with_other_capitals_are_one_class(tmp_path):
+    raw = tree(tmp_path / "raw", domains=("x",), classes=("Cat", "dog"))
+    tree(raw, domains=("y",), classes=("cat", "dog"))
+    report = prepare(CARD, source=raw)
+    assert report["left_out"] == []
+    assert report["notes"] == ["sites write their labels differently; taken as the same: Cat = cat"]
+    assert [d.classes for d in load(CARD).values()] == [("cat", "dog")] * 2
+    assert [len(d.y) for d in load(CARD).values()] == [10, 10]
+
+
+def test_letters_that_one_site_tells_apart_stay_two_classes(tmp_path):
+    raw = tree(tmp_path / "raw", domains=("x", "y"), classes=("A", "a"))
+    assert "stay several, as one site has: A, a" in prepare(CARD, source=raw)["notes"][0]
+    assert load(CARD)["x"].classes == ("A", "a")
+
+
+def test_one_common_class_is_too_few(tmp_path):
+    raw = tree(tmp_path / "raw", domains=("x",), classes=("a", "b"))
+    tree(raw, domains=("y",), classes=("a", "c"))
+    with pytest.raises(DataError, match=r"'a' is the only class of two domains.*y has a, c"):
+        prepare(CARD, source=raw)
+
+
 def test_first_use_prepares_and_says_what_was_left_out(tmp_path, caplog):
     raw = tree(tmp_path / "raw")
     (raw / "x" / "a" / "0.png").write_text("no image")

@@ -204,6 +204,12 @@ def test_yes_and_no_at_one_site_are_one_and_zero(tmp_path):
 def test_labels_in_another_spelling_are_the_same_and_others_are_asked_for(tmp_path):
     path = two(tmp_path, ["Sick", "Well"], ["sick", "well"])
     assert read(path)["a"].domain.classes == ("sick", "well")
+    path = two(tmp_path, ["Sick", "well"], ["sick", "well"])  # though one label is common
+    assert read(path)["a"].domain.classes == ("sick", "well")
+    assert "taken as the same: Sick = sick" in sources(path).notes[0]
+    path = two(tmp_path, ["A", "a", "b"], ["A", "b"])
+    assert read(path)["b"].domain.classes == ("A", "a", "b")
+    assert "stay several, as one site has: A, a" in sources(path).notes[0]
     path = two(tmp_path, ["ill", "fine"], ["sick", "well"])
     with pytest.raises(DataError, match="sites share no label: a has fine, ill; b has sick, well"):
         read(path)

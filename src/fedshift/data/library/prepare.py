@@ -251,6 +251,12 @@ def common_classes(
         raise DataError(f"no class occurs in two domains: {each}; name class folders alike")
     if card.part or only:
         return classes, []  # chosen on purpose: nothing to report
+    if len(classes) == 1 and all(isinstance(s, ImageSource) for s in sources):
+        each = "; ".join(f"{s.name} has {', '.join(s.classes)}" for s in sources)
+        raise DataError(
+            f"{classes[0]!r} is the only class of two domains, and two are needed: {each}; name "
+            "class folders alike"
+        )
     reason = "no other domain has this class" if classes == shared else f"not of {card.name}"
     return classes, [
         f"{', '.join(seen[name])}/{name}: {reason}; rename the folder, or add it to the others"

@@ -37,6 +37,7 @@ from fedshift.data.sources.images import ImageSource, tree_source
 from fedshift.data.sources.listed import listed_sources, path_column
 from fedshift.data.sources.pixels import SUFFIXES
 from fedshift.data.sources.source import Source
+from fedshift.data.sources.spelling import one_spelling
 from fedshift.data.sources.tables import reading
 from fedshift.data.sources.tables.federated import table_sources
 from fedshift.data.sources.tables.schema import TableSchema, schema_of
@@ -272,17 +273,25 @@ def _has_images(path: Path, card: DatasetCard) -> bool:
 
 def _renamed(card: DatasetCard, source: ImageSource | ArraySource) -> ImageSource | ArraySource:
     """A source with its domain and classes renamed to the card's names."""
-    name = card.domain_of(source.name)
-    if isinstance(source, ImageSource):
-        items = tuple(replace(item, label=card.class_at(item.label)) for item in source.items)
-        return replace(source, name=name, items=items)
     names = {old: card.class_at(old) for old in source.classes}
-    return ArraySource(name, tuple(names.values()), partial(_relabelled, source, names))
+    return _with_classes(replace(source, name=card.domain_of(source.name)), names)
+
+
+def _with_classes(
+    source: ImageSource | ArraySource, names: Mapping[str, str]
+) -> ImageSource | ArraySource:
+    """A source whose classes have other names."""
+    if isinstance(source, ImageSource):
+        items = tuple(replace(i, label=names.get(i.label, i.label)) for i in source.items)
+        return replace(source, items=items)
+    classes = dict.fromkeys(names.get(old, old) for old in source.classes)
+    return replace(source, classes=tuple(classes), load=partial(_relabelled, source, names))
 
 
 def _relabelled(source: ArraySource, names: Mapping[str, str]) -> Rows:
     rows = source.load()
-    return replace(rows, labels=np.array([names[str(label)] for label in rows.labels.tolist()]))
+    labels = [names.get(str(label), str(label)) for label in rows.labels.tolist()]
+    return replace(rows, labels=np.array(labels))
 
 
 def read_entry(
@@ -318,4 +327,11 @@ def _checked(card: DatasetCard, found: Found, where: str) -> Found:
             f"{', '.join(have)}; add it as <domain>/<class>/*.jpg, <domain>.npz or <domain>/*.mat"
         )
     found.sources = [s for s in found.sources if not card.needed or s.name in card.needed]
+    if not card.class_names:  # somebody's own
+        names, notes = one_spelling(source.classes for source in found.sources)
+        found.sources = [
+            _with_classes(s, names) if isinstance(s, ImageSource | ArraySource) and names else s
+            for s in found.sources
+        ]
+        found.notes += notes
     return found

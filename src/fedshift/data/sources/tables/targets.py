@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedshift.base.errors import DataError
+from fedshift.data.sources.spelling import one_spelling, taken_as_the_same
 from fedshift.data.sources.tables.reading import Array, as_texts
 from fedshift.data.sources.tables.schema import TableSchema
 
@@ -123,16 +124,13 @@ def _renamed(labels: Array, names: Mapping[str, str]) -> Array:
 def _agreed(sites: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
     """The sites' labels in one spelling; raise if some sites share none with the others."""
     sets = {name: set(map(str, labels.tolist())) for name, labels in sites.items()}
-    if _connected(sets.values()):
-        return dict(sites), ()
     labels = set().union(*sets.values())
+    alike, notes = one_spelling(sets.values())
+    if _connected({alike.get(v, v) for v in found} for found in sets.values()):
+        return {n: _renamed(v, alike) for n, v in sites.items()}, notes
     for names in (_folded(labels), _truth(labels)):
-        plain = [{names.get(v, v) for v in found} for found in sets.values()]
-        if _connected(plain):
-            changed = ", ".join(f"{k} = {v}" for k, v in sorted(names.items()) if k != v)
-            return {n: _renamed(v, names) for n, v in sites.items()}, (
-                f"sites write their labels differently; taken as the same: {changed}",
-            )
+        if _connected({names.get(v, v) for v in found} for found in sets.values()):
+            return {n: _renamed(v, names) for n, v in sites.items()}, (taken_as_the_same(names),)
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return dict(sites), ()  # numbered classes: a site may well have one that no other has
     each = "; ".join(f"{n} has {', '.join(sorted(found)[:5])}" for n, found in sets.items())
@@ -141,8 +139,7 @@ def _agreed(sites: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ..
 
 def _connected(sets: Iterable[set[str]]) -> bool:
     """Whether one can go from any site to any other over labels that both have."""
-    first, *rest = sets
-    reached, lonely = set(first), list(rest)
+    reached, *lonely = sets
     while near := [found for found in lonely if found & reached]:
         reached = reached.union(*near)
         lonely = [found for found in lonely if found not in near]

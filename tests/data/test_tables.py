@@ -188,6 +188,17 @@ def test_several_label_columns_are_a_multi_label_target(tmp_path):
         read(path, label="cough,fever,ache")
 
 
+def test_numbers_with_a_unit_are_told(tmp_path):
+    rows = [(i % 2, f"{i} mg", f"A{i}", f"{i % 9}th", i) for i in range(40)]
+    notes = sources(write(tmp_path / "t.csv", "label,dose,room,floor,b", rows)).notes
+    (told,) = [note for note in notes if "unit" in note]
+    assert told.startswith("column 'dose' holds numbers with a sign or unit, such as '0 mg'")
+    rows = [(i % 2, f"{i} {'kg' if i % 3 else 'lb'}", i) for i in range(40)]
+    assert not [
+        n for n in sources(write(tmp_path / "u.csv", "label,a,b", rows)).notes if "unit" in n
+    ]
+
+
 def two(tmp_path, first, second):
     for name, labels in (("a", first), ("b", second)):
         write(tmp_path / "raw" / f"{name}.csv", "label,x", [(v, i) for i, v in enumerate(labels)])

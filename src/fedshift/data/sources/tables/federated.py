@@ -138,6 +138,11 @@ def _role_notes(
                 "or categorical to use it"
             )
         texts = [s.columns[name] for s in sites if s.columns[name].dtype == object]
+        if found.role in ("categorical", "id-like") and (cell := found_roles.signed_number(texts)):
+            notes.append(
+                f"column {name!r} holds numbers with a sign or unit, such as {cell!r}, which are "
+                "taken for names; write the numbers alone to use them as such"
+            )
         if found.role == "numeric" and texts:
             counts = [found_roles.not_numbers(column) for column in texts]
             first = next((text for count, text in counts if count), "")

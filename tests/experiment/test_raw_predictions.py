@@ -185,8 +185,9 @@ def test_images_are_read_with_the_size_range_and_scaling_of_training(tmp_path, h
     torch.testing.assert_close(some.probabilities, found.probabilities[:2])
     assert model.predict(dark[0])[0] in ("dark", "light")
     (root / "lab" / "broken.png").write_bytes(b"no image")
+    (root / "lab" / "empty.png").write_bytes(b"")
     for raw, words in (
-        (root / "lab", r"broken.png: is not an image"),
+        (root / "lab", r"broken\.png: is not an image.*; 1 more cannot be read: \S+empty\.png$"),
         (tmp_path / "nowhere", "is no image and no folder with images"),
         ([3], "list is no image; give a folder, a file"),
         (pd.DataFrame(), "the model takes images, not a csv"),

@@ -169,7 +169,10 @@ class RawInputs:
         span = Span(*known) if known else None
         found = decode_items(files[0].parent.name, items, self._side, Limits(), span)
         if found.problems:
-            raise DataError(found.problems[0])
+            others = [line.partition(": ")[0] for line in found.problems[1:]]
+            listed = ", ".join(others[:20]) + (", ..." if len(others) > 20 else "")
+            more = f"; {len(others)} more cannot be read: {listed}" if others else ""
+            raise DataError(f"{found.problems[0]}{more}")
         return torch.from_numpy(found.x), found.span
 
     def _arrays(self, path: Path) -> Tensor:

@@ -179,7 +179,7 @@ def test_class_folders_with_other_capitals_are_one_class(tmp_path):
     tree(raw, domains=("y",), classes=("cat", "dog"))
     report = prepare(CARD, source=raw)
     assert report["left_out"] == []
-    assert report["notes"] == ["sites write their labels differently; taken as the same: Cat = cat"]
+    assert report["notes"] == ["sites write names differently; taken as the same: Cat = cat"]
     assert [d.classes for d in load(CARD).values()] == [("cat", "dog")] * 2
     assert [len(d.y) for d in load(CARD).values()] == [10, 10]
 

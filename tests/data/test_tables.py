@@ -188,15 +188,34 @@ def test_several_label_columns_are_a_multi_label_target(tmp_path):
         read(path, label="cough,fever,ache")
 
 
-def test_numbers_with_a_unit_are_told(tmp_path):
-    rows = [(i % 2, f"{i} mg", f"A{i}", f"{i % 9}th", i) for i in range(40)]
-    notes = sources(write(tmp_path / "t.csv", "label,dose,room,floor,b", rows)).notes
-    (told,) = [note for note in notes if "unit" in note]
-    assert told.startswith("column 'dose' holds numbers with a sign or unit, such as '0 mg'")
-    rows = [(i % 2, f"{i} {'kg' if i % 3 else 'lb'}", i) for i in range(40)]
-    assert not [
-        n for n in sources(write(tmp_path / "u.csv", "label,a,b", rows)).notes if "unit" in n
+def test_numbers_with_a_unit_and_dates_that_may_be_two_are_told(tmp_path):
+    rows = [(i % 2, f"{i} mg", f"A{i}", f"{i % 9}th", f"1/{i % 9 + 1}/24") for i in range(40)]
+    notes = sources(write(tmp_path / "t.csv", "label,dose,room,floor,seen", rows)).notes
+    assert [note for note in notes if "holds" in note] == [
+        "column 'dose' is taken for names and holds numbers with a sign or unit, such as '0 mg'; "
+        "write the numbers alone",
+        "column 'seen' is taken for names and holds dates whose day and month are not told apart, "
+        "such as '1/1/24'; write 2024-12-31",
     ]
+    rows = [(i % 2, f"{i} {'kg' if i % 3 else 'lb'}", i) for i in range(40)]
+    notes = sources(write(tmp_path / "u.csv", "label,a,b", rows)).notes
+    assert not [note for note in notes if "holds" in note]
+
+
+def test_categories_with_other_capitals_are_one_column(tmp_path):
+    head = "label,sex,x"
+    for name, words in (("a", "Male Female Male"), ("b", "male female male"), ("c", "M F M")):
+        rows = [(i % 2, words.split()[i % 3], i * i) for i in range(9)]
+        write(tmp_path / "raw" / f"{name}.csv", head, rows)
+    found = sources(tmp_path / "raw")
+    assert "column 'sex': sites write names differently; taken as the same: Fem" in found.notes[0]
+    plan = found.files["preparation.json"]["all"]["plans"][0]
+    assert plan["categories"] == ("F", "M", "female", "male")
+    assert plan["fill"] == "male"  # in both spellings more rows than M
+    x = {s.name: s.read(s.classes, None).domain.x[:, :4] for s in found.sources}
+    np.testing.assert_array_equal(x["a"], x["b"])
+    np.testing.assert_array_equal(x["a"].argmax(1), [3, 2, 3] * 3)
+    np.testing.assert_array_equal(x["c"].argmax(1), [1, 0, 1] * 3)
 
 
 def two(tmp_path, first, second):

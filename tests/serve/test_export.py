@@ -120,7 +120,7 @@ def test_cells_become_numbers_as_fedshift_makes_them(table, tmp_path):
     odd = tmp_path / "odd.csv"
     odd.write_text(
         "note;ward;pain;since;lab;age\n"
-        "Fever fever COUGH;0012;bad;11.3.2020;1.234,5;50,5\n;5;never;2020/2/30;high;\n"
+        "Fever fever COUGH;0012;BAD;11.3.2020;1.234,5;50,5\n;5;never;2020/2/30;high;\n"
         ";;?;2021-01-01 10:00;2;-9\n"
     )
     files = [raw / "east.csv", odd]

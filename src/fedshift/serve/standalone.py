@@ -138,7 +138,8 @@ def of_category(plan: dict[str, Any], cells: Sequence[str]) -> np.ndarray:
         values = [number(cell, ABOUT["decimal"]) for cell in cells]
         if None not in values:
             found = [None if math.isnan(v) else spelt(v) for v in values if v is not None]
-    known = {normal(c): i for i, c in enumerate(plan["categories"])}
+    known = {c.casefold(): i for i, c in enumerate(plan["categories"])}
+    known |= {normal(c): i for i, c in enumerate(plan["categories"])}
     known |= {c: i for i, c in enumerate(plan["categories"])}
     width = plan["size"] or len(plan["categories"])
     out = np.zeros((len(found), width + plan["indicator"]))
@@ -156,7 +157,8 @@ def place(plan: dict[str, Any], cell: str, known: dict[str, int]) -> int:
     if not cell:
         return -1
     if not plan["size"]:
-        return known.get(cell, known.get(normal(cell), -1))
+        ways = (cell, normal(cell), cell.casefold())
+        return next((known[way] for way in ways if way in known), -1)
     mark = hashlib.blake2b(cell.encode(), digest_size=8).digest()
     return int.from_bytes(mark, "big") % int(plan["size"])
 

@@ -1,6 +1,7 @@
-"""One spelling for classes that sites write with other capitals: ``Cat`` here and ``cat`` there.
+"""One spelling for names that sites write with other capitals: ``Cat`` here and ``cat`` there.
 
-Readers of folders (``discover``) and of tables (``tables.targets``) agree on classes with it.
+Readers of folders (``discover``) agree on classes with it, those of tables on classes
+(``tables.targets``) and on the categories of a column (``tables.agreement``).
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from collections.abc import Iterable, Mapping
 
 
 def one_spelling(sites: Iterable[Iterable[str]]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What each class that occurs in several spellings becomes, and remarks for the report.
+    """What each name that occurs in several spellings becomes, and remarks for the report.
 
-    Classes that one site tells apart, as ``a`` and ``A`` of written letters, stay several.
+    Names that one site tells apart, as ``a`` and ``A`` of written letters, stay several.
 
     >>> one_spelling([["Cat", "dog"], ["cat", "dog"]])[0]
     {'Cat': 'cat', 'cat': 'cat'}
     >>> one_spelling([["a", "A"], ["a"]])[0]
     {}
     """
-    at = [{*classes} for classes in sites]
+    at = [{*names} for names in sites]
     spelt = sorted(set().union(*at))
     several = {fold for fold, n in Counter(map(str.casefold, spelt)).items() if n > 1}
     apart = {fold for found in at for fold, n in Counter(map(str.casefold, found)).items() if n > 1}
@@ -27,11 +28,11 @@ def one_spelling(sites: Iterable[Iterable[str]]) -> tuple[dict[str, str], tuple[
     notes = [taken_as_the_same(names)] if names else []
     if apart:
         kept = ", ".join(v for v in spelt if v.casefold() in apart)
-        notes.append(f"classes differ in capitals only and stay several, as one site has: {kept}")
+        notes.append(f"names differ in capitals only and stay several, as one site has: {kept}")
     return names, tuple(notes)
 
 
 def taken_as_the_same(names: Mapping[str, str]) -> str:
-    """The remark on classes that were renamed."""
+    """The remark on names that became others."""
     changed = ", ".join(f"{k} = {v}" for k, v in sorted(names.items()) if k != v)
-    return f"sites write their labels differently; taken as the same: {changed}"
+    return f"sites write names differently; taken as the same: {changed}"

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fedshift.base.errors import DataError
+from fedshift.data.sources.spelling import one_spelling
 from fedshift.data.sources.tables import roles as found_roles
 from fedshift.data.sources.tables.preparation import (
     CategoryPlan,
@@ -164,7 +165,9 @@ def agreed_plan(
     lacks = any(one.missing > 0 for one in found)
     if isinstance(plan, NumberPlan):
         return replace(plan, indicator=lacks)
-    names = {c for one in found if isinstance(one, CategoryStatistics) for c in one.counts}
+    told = [one.counts.keys() for one in found if isinstance(one, CategoryStatistics)]
+    alike, _ = one_spelling(told)
+    names = {alike.get(c, c) for counts in told for c in counts}
     many = many or (schema.epsilon is not None and plan.name not in schema.categories)
     if many or len(names) > schema.one_hot:
         return replace(plan, indicator=lacks, size=schema.hashed)

@@ -20,6 +20,7 @@ import torch
 from fedshift.data.samples import Domain
 from fedshift.data.sources.arrays import ArraySource, Rows
 from fedshift.data.sources.source import Read
+from fedshift.data.sources.spelling import one_spelling
 from fedshift.data.sources.tables import agreement
 from fedshift.data.sources.tables import roles as found_roles
 from fedshift.data.sources.tables.agreement import agreed_plan, bare_plan
@@ -138,11 +139,11 @@ def _role_notes(
                 "or categorical to use it"
             )
         texts = [s.columns[name] for s in sites if s.columns[name].dtype == object]
-        if found.role in ("categorical", "id-like") and (cell := found_roles.signed_number(texts)):
-            notes.append(
-                f"column {name!r} holds numbers with a sign or unit, such as {cell!r}, which are "
-                "taken for names; write the numbers alone to use them as such"
-            )
+        if found.role in ("categorical", "id-like") and (held := found_roles.misread(texts)):
+            notes.append(f"column {name!r} is taken for names and holds {held}")
+        if found.role == "categorical":
+            spelt = [{v for v in column if v is not None} for column in texts]
+            notes += [f"column {name!r}: {note}" for note in one_spelling(spelt)[1]]
         if found.role == "numeric" and texts:
             counts = [found_roles.not_numbers(column) for column in texts]
             first = next((text for count, text in counts if count), "")

@@ -162,6 +162,12 @@ class CategoryPlan:
 
     def fit(self, found: CategoryStatistics, _schema: TableSchema) -> CategoryPlan:
         """With the most frequent category as fill."""
+        if self.categories:  # in one spelling
+            known, counts = self._known(), dict.fromkeys(self.categories, 0)
+            for cell, count in found.counts.items():
+                if (at := self._place(cell, known)) >= 0:
+                    counts[self.categories[at]] += count
+            found = replace(found, counts={c: n for c, n in counts.items() if n})
         return replace(self, fill=found.most_frequent())
 
     def apply(self, column: Array) -> Array:
@@ -185,7 +191,9 @@ class CategoryPlan:
         return dict(zip(self.categories, counts.tolist(), strict=True))
 
     def _known(self) -> dict[str, int]:
-        known = {_normal(c): i for i, c in enumerate(self.categories)}
+        """By spelling the column of a category; its own goes before others of the same name."""
+        known = {c.casefold(): i for i, c in enumerate(self.categories)}
+        known |= {_normal(c): i for i, c in enumerate(self.categories)}
         return known | {c: i for i, c in enumerate(self.categories)}
 
     def _places(self, cells: Array, known: Mapping[str, int]) -> Array:
@@ -194,7 +202,8 @@ class CategoryPlan:
 
     def _place(self, cell: str, known: Mapping[str, int]) -> int:
         if not self.size:
-            return known.get(cell, known.get(_normal(cell), -1))
+            ways = (cell, _normal(cell), cell.casefold())
+            return next((known[way] for way in ways if way in known), -1)
         mark = hashlib.blake2b(cell.encode(), digest_size=8).digest()
         return int.from_bytes(mark, "big") % self.size
 

@@ -28,6 +28,7 @@ from fedshift.data.sources.tables.schema import MISSING, TableSchema
 Role = Literal["numeric", "categorical", "date", "text", "id-like", "constant", "dropped"]
 USED = ("numeric", "categorical", "date", "text")
 ID_NAME = re.compile(r"(^|[\W_])(id|ids|uuid|guid|mrn|ssn|identifier)$|[a-z](ID|Id)$", re.A)
+SLASHES = re.compile(r"\d{1,2}/\d{1,2}/\d{2,4}([ T].*)?")
 SIGNED = re.compile(r"([^\w\s.+-])? *[+-]?\d[\d.,]* *(\D{1,8})?")  # € 12, 36%, 3.5 mg
 SAMPLE = 200  # cells looked at to tell dates, numbers and sentences
 MANY, MOST = 20, 0.95  # categories that a column of few rows cannot have; share that is nearly all
@@ -208,20 +209,25 @@ def _mean(sites: Sequence[ColumnSummary], what: str) -> float:
     return sum(getattr(s, what) * s.rows for s in sites) / total
 
 
-def signed_number(columns: Sequence[Array]) -> str:
-    """A cell of columns of texts nearly all of which are numbers with the same sign or unit.
+def misread(columns: Sequence[Array]) -> str:
+    """What columns that are taken for names nearly always hold instead; empty if they are names.
 
-    Empty if they are not, or so few that they may be names, as the floors of a house.
-
-    >>> signed_number([np.array([f"{i} %" for i in range(50)], dtype=object)])
-    '0 %'
+    >>> misread([np.array([f"{i} %" for i in range(50)], dtype=object)])
+    "numbers with a sign or unit, such as '0 %'; write the numbers alone"
     """
     cells = [v for column in columns for v in as_texts(column[:SAMPLE]) if v is not None]
+    most = MOST * len(cells)
+    dates = [v for v in cells if SLASHES.fullmatch(v)]
+    if dates and len(dates) >= most:
+        return (
+            f"dates whose day and month are not told apart, such as {dates[0]!r}; write 2024-12-31"
+        )
     matches = {v: match for v in {*cells} if (match := SIGNED.fullmatch(v))}
-    found = {v: unit for v, m in matches.items() if (unit := m[1] or m[2])}
-    signed = [v for v in cells if v in found]
-    one_unit = len({*found.values()}) == 1 and len(found) >= MANY
-    return signed[0] if one_unit and len(signed) >= MOST * len(cells) else ""
+    units = {v: unit for v, m in matches.items() if (unit := m[1] or m[2])}
+    signed = [v for v in cells if v in units]
+    if len({*units.values()}) == 1 and len(units) >= MANY and len(signed) >= most:
+        return f"numbers with a sign or unit, such as {signed[0]!r}; write the numbers alone"
+    return ""
 
 
 def not_numbers(column: Array) -> tuple[int, str]:

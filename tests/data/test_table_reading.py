@@ -68,6 +68,12 @@ def test_excel_and_parquet_give_the_same_columns_as_csv(suffix, tmp_path):
     assert found == plain == {"a": [1.5, "-", 3.0], "kind": ["u", "-", "-"]}
 
 
+def test_row_numbers_that_pandas_adds_to_parquet_are_no_column(tmp_path):
+    pd = pytest.importorskip("pandas")
+    pd.DataFrame({"a": [1.5, 2.5]}, index=[7, 3]).to_parquet(tmp_path / "t.parquet")
+    assert columns(tmp_path / "t.parquet") == {"a": [1.5, 2.5]}
+
+
 def test_cells_of_the_users_own_mean_missing_too(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n-9,x\n1,unknown\n")
     assert columns(tmp_path / "t.csv")["a"] == [-9.0, 1.0]

@@ -334,12 +334,24 @@ def test_dates_and_row_numbers_and_sites_are_recognised(tmp_path):
     path = write(tmp_path / "t.csv", "label,site,day,Unnamed: 0,x", rows)
     found = table_sources([path])
     roles = {name: one["role"] for name, one in found.files["table.json"]["roles"].items()}
-    assert roles == {"day": "date", "Unnamed: 0": "numeric", "x": "numeric"}
+    assert roles == {"day": "date", "Unnamed: 0": "id-like", "x": "numeric"}
     found = table_sources([path], TableSchema(domain="label", label="site"))
     assert [s.name for s in found.sources] == ["0", "1"]
     path = write(tmp_path / "u.csv", "label,n,x", [(i % 2, i + 100, i % 9) for i in range(60)])
     roles = table_sources([path]).files["table.json"]["roles"]
-    assert roles["n"]["why"] == "a number per row, without gaps"
+    assert roles["n"]["why"] == "a number per row, nearly without gaps"
+    rows = [("" if i == 30 else i % 2, i + 100, i / 59, i % 9) for i in range(60)]
+    path = write(tmp_path / "v.csv", "label,Case ID,x,", [(*row[:3], row[3]) for row in rows])
+    found = table_sources([path]).files["table.json"]["roles"]
+    assert {name: one["role"] for name, one in found.items()} == {
+        "Case ID": "id-like", "x": "numeric", "": "numeric",
+    }  # fmt: skip
+    path = write(
+        tmp_path / "w.csv", ",label,n,x", [(7 * i, *row[:3]) for i, row in enumerate(rows)]
+    )
+    found = table_sources([path]).files["table.json"]["roles"]
+    assert found[""]["why"] == "a value per row under no name, as pandas writes its row numbers"
+    assert [one["role"] for one in found.values()] == ["id-like", "id-like", "numeric"]
 
 
 def test_a_dataset_keeps_its_preparation_and_replays_it(tmp_path):

@@ -32,6 +32,7 @@ EXCEL = (".xlsx", ".xlsm")
 SUFFIXES = (".csv", ".tsv", ".parquet", *EXCEL)
 CODE = re.compile("\x000[0-9]")  # 007 is a code, not the number 7
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers that it adds to parquet files
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 MARKS = (  # of an encoding, at the start of a file
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"),
@@ -298,6 +299,7 @@ def _read_parquet(path: Path, schema: TableSchema) -> Table:
     except (OSError, arrow("lib").ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} cannot be read ({reason}); write it again") from None
+    table = table.drop_columns([n for n in table.column_names if PANDAS_INDEX.fullmatch(n)])
     names = [name.strip() for name in table.column_names]
     columns = {}
     for name, column in zip(names, table.columns, strict=True):

@@ -27,9 +27,11 @@ from fedshift.data.sources.tables.schema import MISSING, TableSchema
 
 Role = Literal["numeric", "categorical", "date", "text", "id-like", "constant", "dropped"]
 USED = ("numeric", "categorical", "date", "text")
-ID_NAME = re.compile(r"(^|[\W_])(id|ids|uuid|guid|mrn|ssn|identifier)$|[a-z](ID|Id)$", re.A)
+ID_NAME = re.compile(r"(^|[\W_])(?i:id|ids|uuid|guid|mrn|ssn|identifier)$|[a-z](ID|Id)$", re.A)
+INDEX_NAME = re.compile(r"(Unnamed: \d+)?")  # what pandas writes over its row numbers
 SLASHES = re.compile(r"\d{1,2}/\d{1,2}/\d{2,4}([ T].*)?")
 SIGNED = re.compile(r"([^\w\s.+-])? *[+-]?\d[\d.,]* *(\D{1,8})?")  # € 12, 36%, 3.5 mg
+GAPS = 1.1  # of rows without a label, which are gone when columns are looked at
 SAMPLE = 200  # cells looked at to tell dates, numbers and sentences
 MANY, MOST = 20, 0.95  # categories that a column of few rows cannot have; share that is nearly all
 NUMBERS = 0.8  # share of numbers above which other cells count as missing
@@ -46,7 +48,7 @@ class ColumnSummary:
     numbers: float = 1.0  # share of cells that are
     dates: float = 0.0
     words: float = 0.0  # per cell
-    consecutive: bool = False  # whole numbers without gap or repetition, as a row number is
+    consecutive: bool = False  # whole numbers, none twice, few left out, as a row number is
     single: str | None = None  # the only value, if there is one
 
 
@@ -87,12 +89,15 @@ def _of_numbers(column: Array) -> ColumnSummary:
     present = column[~np.isnan(column)]
     distinct = np.unique(present)
     spread = distinct[-1] - distinct[0] + 1 if len(distinct) else 0
+    whole = (distinct == np.round(distinct)).all()
     return ColumnSummary(
         len(column),
         len(column) - len(present),
         len(distinct),
         number=True,
-        consecutive=bool(1 < len(distinct) == len(column) == spread),
+        consecutive=bool(
+            1 < len(distinct) == len(column) and whole and spread <= GAPS * len(column)
+        ),
         single=number_text(distinct[0]) if len(distinct) == 1 else None,
     )
 
@@ -181,7 +186,9 @@ def _identifies(name: str, sites: Sequence[ColumnSummary], rows: int, distinct: 
     if ID_NAME.search(name) and distinct > min(MANY, rows / 2):
         return f"its name, and {distinct} values in {rows} rows"
     if all(s.consecutive for s in sites) and max(s.rows for s in sites) > MANY:
-        return "a number per row, without gaps"
+        return "a number per row, nearly without gaps"
+    if INDEX_NAME.fullmatch(name) and all(s.distinct == s.rows for s in sites):
+        return "a value per row under no name, as pandas writes its row numbers"
     plain = all(not s.number and s.words < 2 and s.dates < MOST for s in sites)
     names = max(s.numbers for s in sites) < NUMBERS and distinct >= max(MOST * rows, MANY)
     if plain and names:

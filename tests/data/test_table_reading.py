@@ -74,6 +74,12 @@ def test_row_numbers_that_pandas_adds_to_parquet_are_no_column(tmp_path):
     assert columns(tmp_path / "t.parquet") == {"a": [1.5, 2.5]}
 
 
+def test_a_title_above_the_column_names_is_told(tmp_path):
+    (tmp_path / "t.csv").write_text("Export of May\n\na,b\n1,2\n")
+    with pytest.raises(DataError, match=r"t\.csv:3 has 2 cells, the header 1; delete lines above"):
+        read_table(tmp_path / "t.csv", TableSchema())
+
+
 def test_cells_of_the_users_own_mean_missing_too(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n-9,x\n1,unknown\n")
     assert columns(tmp_path / "t.csv")["a"] == [-9.0, 1.0]

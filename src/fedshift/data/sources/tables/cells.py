@@ -168,9 +168,10 @@ def _block(rows: list[list[str]], lines: list[int]) -> CellBlock:
 def _filled(path: Path, reader: Any, row: list[str], width: int) -> list[str]:
     """A line of another length: empty cells at its end may be missing or too many."""
     if any(row[width:]):
+        mend = "mend the line" if width > 1 else "delete lines above the column names"
         raise DataError(
-            f"{path}:{reader.line_num} has {len(row)} cells, the header {width}; mend the "
-            "line, or name the delimiter in a schema file"
+            f"{path}:{reader.line_num} has {len(row)} cells, the header {width}; {mend}, or name "
+            "the delimiter in a schema file"
         )
     return [*row, *[""] * (width - len(row))][:width]
 

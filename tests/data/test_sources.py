@@ -358,3 +358,19 @@ def test_npz_rows_that_are_not_finite_are_left_out_and_grey_becomes_rgb(tmp_path
     assert "d.npz, row 0: x holds nan or inf; mend or remove the row" in rows.left_out[0]
     np.savez(tmp_path / "g.npz", x=np.full((2, 4, 4), 7, np.uint8), y=[0, 0])
     assert npz_source(tmp_path / "g.npz", "g").read(("0",), 8).domain.shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (0.0, -1, r"row 0: label -1 is out of range; 2 classes are 0 to 1.*; 20 of 40 rows are"),
+        (np.nan, 0, r"row 0: x holds nan or inf.*; 20 of 40 rows are like that, and more than 20%"),
+    ],
+)
+def test_many_rows_are_not_left_out_silently(x, y, words, tmp_path):
+    """Such as labels of -1 and 1."""
+    inputs, labels = np.ones((40, 3)), np.ones(40, dtype=int)
+    inputs[::2], labels[::2] = x, y
+    np.savez(tmp_path / "d.npz", x=inputs, y=labels)
+    with pytest.raises(DataError, match=words):
+        npz_source(tmp_path / "d.npz", "d").load()

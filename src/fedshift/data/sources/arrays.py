@@ -29,6 +29,7 @@ from fedshift.data.sources.limits import Limits, refuse_above
 from fedshift.data.sources.source import Array, Read, assemble
 
 MOST_CLASSES = 100_000  # a larger label is a mistake, and would take all memory in names
+FEW, FEW_ROWS = 0.2, 10  # share and number of rows up to which unusable ones are left out
 ENTRIES = ("x", "data", "indices", "indptr", "shape", "y", "split")
 BROKEN = (
     OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, SyntaxError,
@@ -160,6 +161,11 @@ def _npz_rows(path: Path, classes: tuple[str, ...]) -> Rows:
         f"{path}, row {i}: x holds nan or inf; mend or remove the row"
         for i in np.flatnonzero(named & ~finite)
     ]
+    if len(left_out) > max(FEW_ROWS, FEW * len(y)):
+        raise DataError(
+            f"{left_out[0]}; {len(left_out)} of {len(y)} rows are like that, and more than "
+            f"{FEW:.0%} are not left out silently"
+        )
     good = np.flatnonzero(named & finite)
     labels = np.array(classes, dtype=np.str_)[y[good]]
     return Rows(x[good], labels, split[good], tuple(map(str, good)), tuple(left_out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from itertools import product
 
@@ -11,6 +12,7 @@ from guide_data import pictures, rows
 
 import fedshift
 from fedshift.base.errors import ConfigError, DataError, UnknownNameError
+from fedshift.cli.main import main
 from fedshift.data.library.datasets import add, own_cards
 from fedshift.experiment.run import method_of, scenario_of
 from fedshift.guide import first_run as module
@@ -92,9 +94,31 @@ def test_every_value_of_the_file_has_its_reason_above_it(mine):
         place = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
         assert lines[place - 1].startswith("# "), key
     assert "Question: Which model is best at a site that nobody has seen yet?" in found.text
-    assert "fedshift advise mine" in found.text
+    assert "fedshift advise THIS-FILE --question unseen\n" in found.text
     assert "rule of thumb" in found.text
     assert max(map(len, lines)) <= 100
+
+
+def typed(line: str) -> object:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    return end.value.code
+
+
+def test_the_commands_in_the_file_can_be_typed(mine, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fedshift.guide.advise.Advising.advice", lambda a, _: asked.append(a))
+    monkeypatch.setattr("fedshift.cli.advise.show", lambda *_: None)
+    file = fedshift.first_run(mine, "unseen").write(tmp_path / "x.toml")
+    commands = re.findall(r"^#   fedshift (.*?)(?:  .*)?$", file.read_text(), re.M)
+    assert [line.split()[0] for line in commands] == ["run", "doctor", "advise"]
+    for line in commands[1:]:
+        assert typed(line.replace("THIS-FILE", str(file))) == 0
+    assert typed(f"advise {mine}") == 0
+    given = [(a.contest.question.name, a.given.name, a.given.unseen) for a in asked]
+    assert given == [("unseen", "mine", "c"), ("single", "mine", None)]
+    assert typed(f"advise {mine} --scenario digits") == 2
 
 
 def test_the_target_is_the_one_that_was_named_or_the_smallest(mine, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import typer
 
@@ -16,9 +16,9 @@ UNITS = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 
 def advise(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE.toml]", help="A run file, whose scenario is taken."),
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A dataset, a scenario, or a run file, whose scenario is taken."),
     ] = None,
     question: Annotated[
         str, typer.Option(help="single, per-site, unseen or unlabelled: the best model where?")
@@ -26,7 +26,7 @@ def advise(
     scenario: Annotated[
         str | None,
         typer.Option(
-            help="A scenario, or a dataset; default digits.",
+            help="The same as DATA; default digits.",
             autocompletion=opt.names("scenarios"),
         ),
     ] = None,
@@ -58,14 +58,14 @@ def advise(
     from fedshift.guide.advise import advise as find
     from fedshift.guide.advise import scenario_for
 
-    if file is not None and scenario is not None:
-        raise ConfigError(f"{file} has a scenario; leave out --scenario {scenario}")
+    if data is not None and scenario is not None:
+        raise ConfigError(f"{data} is or has a scenario; leave out --scenario {scenario}")
     if minutes is not None and hours is not None:
         raise ConfigError("--minutes and --hours are one budget; give one")
     own, changes = split_settings(settings, backbone=backbone, rounds=rounds)
     if own:
         raise ConfigError(f"--set {next(iter(own))} is a method's; advise sets the scenario's only")
-    base = scenario_for(file, {}) if file is not None else scenario or "digits"
+    base = scenario_for(Path(data), {}) if is_file(data) else data or scenario or "digits"
     chosen = scenario_from(base, scale, list(allow or ()), dict(changes))
     tune_process()
     with ProgressBoard(quiet=quiet) as board:
@@ -87,6 +87,14 @@ def advise(
         typer.echo(str(out / "advice.toml"))
     else:
         show(found, out)
+
+
+def is_file(data: str | None) -> TypeGuard[str]:
+    """Whether what was given is a run file or a run, and no name."""
+    if data is None:
+        return False
+    path = Path(data)
+    return path.suffix == ".toml" or path.is_file() or (path / "experiment.toml").exists()
 
 
 def show(found: object, out: Path) -> None:

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import fedshift
+from fedshift.base.errors import ConfigError
 from fedshift.core.component import setting
 from fedshift.core.method import Method
 from fedshift.core.net import Neck, Scope, load
 from fedshift.core.part import Part
 from fedshift.engine.federation import federate
 from fedshift.evaluate.protocols import evaluate
+from fedshift.experiment.compare import plan
 from fedshift.testing import play, start, tiny_scenario, worker
 
 
@@ -96,6 +98,39 @@ def test_a_new_site_with_none_gets_the_net_without_the_private_neck():
 def test_none_has_no_answer_when_more_than_necks_is_private():
     session = play(start(Method((Homely(head_too=True),)), private_at_new_site="none"), 1)
     assert "unseen" not in scores(session)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedbn", {"protocols": ("global",)}),
+        ("fedbn", {"protocols": ("unseen", "unseen-adapted")}),
+        ("local", {"protocols": ("global",)}),
+        (Method((Homely(stay=False, head_too=True),)), {"private_at_new_site": "none"}),
+        ("fedavg", {"bn": "local"}),
+    ],
+)
+def test_a_run_that_nothing_could_score_is_refused_before_it_begins(method, changes):
+    with pytest.raises(ConfigError, match=r"keeps entries at each site, such as .* asks for one"):
+        start(method, **{"protocols": ("global",)} | changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedbn", {"protocols": ("global", "personal")}),
+        ("fedbn", {"protocols": ("global",), "private_at_new_site": "initial"}),
+        (Method((Homely(),)), {"protocols": ("global",), "private_at_new_site": "none"}),
+    ],
+)
+def test_what_can_be_scored_in_some_way_begins(method, changes):
+    assert scores(play(start(method, **changes), 1))
+
+
+def test_a_comparison_is_refused_before_its_first_run(tmp_path):
+    scenario = tiny_scenario(protocols=("global",), backbone="cnn")
+    with pytest.raises(ConfigError, match="fedbn keeps entries at each site"):
+        plan(["fedavg", "fedbn"], [scenario], [0], tmp_path)
 
 
 BOTH = ("personal", "personal-trained")

@@ -17,15 +17,18 @@ no random number of training may depend on whether a round was scored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 
 from fedshift.base import seeds, tree
+from fedshift.base.errors import ConfigError
 from fedshift.base.tree import Tree
 from fedshift.core.aggregate import Uniform, weighted_mean
 from fedshift.core.message import Task, Update
+from fedshift.core.method import Method
 from fedshift.core.net import Net, Scope, load
 from fedshift.core.objective import score, scores_of
+from fedshift.core.scenario import Scenario
 from fedshift.core.server import Observer, Server, Transport
 from fedshift.data.federation import Federation, Splits
 from fedshift.data.samples import Samples
@@ -52,14 +55,34 @@ def evaluate(
 
 def at_sites(server: Server) -> dict[str, Task]:
     """The protocols that are scored at the sites, each with the task that requests it."""
-    if server.method.pools_sites:
+    return scored_at_sites(server.method, server.scenario)
+
+
+def scored_at_sites(method: Method, scenario: Scenario) -> dict[str, Task]:
+    """The same of a method in a scenario, before there is a server."""
+    if method.pools_sites:
         return {}
-    out: dict[str, Task] = dict.fromkeys(server.scenario.personal_scores, "score")
-    if "global" in server.scenario.protocols and any(
-        d.scored_at_sites for d in server.method.declared
-    ):
+    out: dict[str, Task] = dict.fromkeys(scenario.personal_scores, "score")
+    if "global" in scenario.protocols and any(d.scored_at_sites for d in method.declared):
         out["global"] = "assess"
     return out
+
+
+def require_a_score(name: str, method: Method, scenario: Scenario, net: Net) -> None:
+    """Raise if a method has no model for any of the protocols, so that nothing could be scored."""
+    if scored_at_sites(method, scenario):
+        return
+    scopes = method.scopes(net, bn_local=scenario.bn == "local")
+    private = [name for name, scope in scopes.items() if scope is Scope.PRIVATE]
+    way = scenario.private_at_new_site
+    if private and (way == "refuse" or (way == "none" and not only_necks(private))):
+        protocols = " and ".join(scenario.protocols)
+        raise ConfigError(
+            f"{name} keeps entries at each site, such as {private[0]}, so there is no one "
+            f"model, and {protocols} asks for one; say what stands for them (mean: their mean, "
+            "which sites then send; initial), or score personal",
+            "scenario.private_at_new_site=mean",
+        )
 
 
 def at_server(
@@ -137,12 +160,17 @@ def assemble(server: Server, transport: Transport, observer: Observer) -> Tree |
     return model | weighted_mean([u.personal for u in donated], Uniform()(server, donated))
 
 
+def only_necks(private: Iterable[str]) -> bool:
+    """Whether private entries are all of modules that parts added."""
+    return all(key.startswith("extra.") for key in private)
+
+
 def leave_out_necks(net: Net, private: Set[str]) -> bool:
     """Let ``net`` skip the modules that parts added and whose entries are private, in place.
 
     False if other entries are private too: without them the net cannot run.
     """
-    if any(not key.startswith("extra.") for key in private):
+    if not only_necks(private):
         return False
     net.skipped = frozenset(key.split(".")[1] for key in private)
     return True

@@ -20,8 +20,10 @@ from fedshift.base.process import cores, tune_process
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
+from fedshift.engine.build import build_net
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
+from fedshift.evaluate.protocols import require_a_score, scored_at_sites
 from fedshift.experiment.budget import matched_rounds
 from fedshift.experiment.clusters import cluster
 from fedshift.experiment.estimate import estimate, worth_a_warm_up
@@ -194,14 +196,16 @@ def plan(
     jobs: dict[str, Job] = {}
     known = finished_in(Path(out)) if out is not None else {}
     for scenario in scenarios:
-        clients = len(federate(scenario, seeds[0]).sites)
+        federation = federate(scenario, seeds[0])
         rounds = matched_rounds(methods, scenario)
         data: str | None = None
         for method, seed in product(methods, seeds):
             own = scenario.change(rounds=rounds[method])
             config, whole = configure_run(method, own, seed=seed, data=data)
             data = config.data
-            check_needs(whole, own, clients)
+            check_needs(whole, own, len(federation.sites))
+            if seed == seeds[0] and not scored_at_sites(whole, own):
+                require_a_score(config.label, whole, own, build_net(config, whole, federation))
             path = Path(out) / config.name if out is not None else None
             if path is not None and not path.exists():
                 path = known.get(config.fingerprint, path)

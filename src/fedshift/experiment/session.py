@@ -27,7 +27,14 @@ from fedshift.engine.federation import describe_split, federate_for, input_prepa
 from fedshift.engine.preflight import check_data, check_needs, check_policy, check_protection
 from fedshift.engine.replies import attached
 from fedshift.engine.round import enrol, open_server, play_round
-from fedshift.evaluate.protocols import Scored, at_server, at_sites, evaluate, from_sites
+from fedshift.evaluate.protocols import (
+    Scored,
+    at_server,
+    at_sites,
+    evaluate,
+    from_sites,
+    require_a_score,
+)
 from fedshift.experiment.expectation import Estimate, expect
 from fedshift.experiment.identity import require_same_data
 from fedshift.experiment.listener import Listener
@@ -195,6 +202,7 @@ def prepare(
     check_needs(method, scenario, len(known.sites))
     check_policy(method, options.policy)
     net = build_net(config, method, known)
+    require_a_score(config.label, method, scenario, net)
     if federation is None:
         check_data(known, scenario, net)
     compute = (read_compute(path) or options.compute).decided(net, scenario.batch_size)

@@ -176,6 +176,15 @@ def test_labels_of_eight_bits_need_no_class_names(tmp_path):
     assert read_npz(npz(tmp_path, blob)).domain.classes == ("0", "1")
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2"])
+def test_numbers_in_another_order_of_bytes_are_read(tmp_path, dtype):
+    x, y = np.array([[1, 2], [3, 4]], dtype), np.array([0, 1], ">i4")
+    blob = packed(x=x, y=y, classes=np.array(["a", "b"], ">U1"))
+    domain = read_npz(npz(tmp_path, blob)).domain
+    assert domain.x.tolist() == [[1, 2], [3, 4]]
+    assert (domain.y.tolist(), domain.classes) == ([0, 1], ("a", "b"))
+
+
 def test_a_label_that_would_need_a_trillion_names_is_refused(tmp_path):
     blob = packed(x=np.zeros((2, 2), np.float32), y=np.array([0, 2**40]))
     with pytest.raises(DataError, match="the label 1099511627776"):
@@ -309,6 +318,9 @@ def run_file(tmp_path: Path, text: str) -> Any:
         "[scenario]\nname = { a = 1 }",
         "[scenario]\npartition = 3",
         "[scenario]\npartition = { kind = [1] }",
+        "[scenario]\nname = 'digits'\nbackbone_options = -1",
+        "[scenario]\nname = 'digits'\ndata_options = [1]",
+        "x = " + "[" * 9999 + "]" * 9999,
         "[settings]\nmu = { a = 1 }",
         "[settings]\nmu = [1]",
     ],

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,14 @@ def read_json(path: Path) -> Any:
         return from_json(blob)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run again") from error
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """The values of a TOML file; one that is nested too deep for Python is no TOML either."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("its lists or tables are nested too deep") from None
 
 
 def from_json(blob: bytes) -> Any:

@@ -7,7 +7,6 @@ number of seeds are part of it, so that none of them can be chosen by the result
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from fedshift.base.errors import ConfigError, UnknownNameError
+from fedshift.base.files import from_toml
 from fedshift.core.scenario import Budget, Frozen, Protocol, Scale, one_line
 
 FOLDER = Path(__file__).parent
@@ -86,7 +86,7 @@ def chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
 
 def _read(file: Path) -> list[Claim]:
     try:
-        rows = tomllib.loads(file.read_text())["claim"]
+        rows = from_toml(file.read_text())["claim"]
         return [Claim.model_validate(row) for row in rows]
     except ValidationError as error:
         raise ConfigError(f"{file}: {one_line(error)}") from None

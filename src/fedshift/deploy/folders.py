@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedshift.base.errors import ConfigError
+from fedshift.base.files import from_toml
 from fedshift.core.scenario import Frozen, one_line
 from fedshift.deploy.credentials import check_id
 
@@ -265,7 +266,7 @@ def write_settings(path: Path, settings: Frozen, head: str) -> None:
 def read_settings(path: Path, kind: type[Chosen], made_by: str) -> Chosen:
     """Read settings from TOML; an error names the file and what is wrong, in one line."""
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text())
+        values: dict[str, Any] = from_toml(path.read_text())
         return kind.model_validate(values)
     except OSError:
         raise ConfigError(f"{path} does not exist; `{made_by}` makes such a folder") from None

@@ -147,11 +147,13 @@ def merged_options(base: Scenario, given: Mapping[str, Any]) -> dict[str, dict[s
 
     Another backbone begins at its own defaults: an option of the old one means nothing to it.
     """
-    out = {
-        key: getattr(base, key) | given[key]
-        for key in ("backbone_options", "data_options")
-        if key in given
-    }
+    out = {}
+    for key in ("backbone_options", "data_options"):
+        if key not in given:
+            continue
+        if not isinstance(given[key], Mapping):
+            raise ConfigError(f"{key} is {given[key]!r}; it takes names with values")
+        out[key] = getattr(base, key) | given[key]
     if given.get("backbone", base.backbone) != base.backbone:
         out["backbone_options"] = given.get("backbone_options", {})
     return out

@@ -6,13 +6,13 @@ line that names the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fedshift.base.errors import ConfigError, UnknownNameError
+from fedshift.base.files import from_toml
 from fedshift.core.scenario import one_line
 from fedshift.recipes.recipe import Recipe, RecipeRow
 
@@ -51,7 +51,7 @@ def find_recipes(wanted: Sequence[str]) -> list[Recipe]:
 def read_recipe(file: Path) -> Recipe:
     """The recipe in a file."""
     try:
-        return Recipe.model_validate(tomllib.loads(file.read_text()))
+        return Recipe.model_validate(from_toml(file.read_text()))
     except ValidationError as error:
         raise ConfigError(f"{file}: {one_line(error)}") from None
     except (OSError, ValueError) as error:  # a syntax error is a ValueError

@@ -26,7 +26,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from fedshift.base.errors import ConfigError
-from fedshift.base.files import write_bytes
+from fedshift.base.files import from_toml, write_bytes
 from fedshift.core.config import RunConfig
 from fedshift.core.scenario import Frozen, one_line
 from fedshift.engine.compute import Compute
@@ -84,7 +84,7 @@ def read_run_file(path: Path) -> RunFile:
     """Read a run file, or the one in a run directory; an error is reported in one line."""
     file = path / NAME if path.is_dir() else path
     try:
-        values = tomllib.loads(file.read_text())
+        values = from_toml(file.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -109,7 +109,7 @@ def _whole(name: str, array: Any) -> Array:
             codes = codes.byteswap()
         if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
             raise ValueError(f"entry {name} holds characters that do not exist")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch reads no other order
 
 
 def _refuse_bomb(path: Path) -> None:

@@ -6,7 +6,6 @@ it. Every default means "find out", and no field refers to the rows of any site.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import (
 )
 
 from fedshift.base.errors import ConfigError, DataError
+from fedshift.base.files import from_toml
 
 Objective = Literal["auto", "classification", "regression", "multi-label"]
 MISSING = frozenset(
@@ -158,7 +158,7 @@ def schema_of(options: Mapping[str, Any], file: Path | None = None) -> TableSche
     told: dict[str, Any] = {}
     if file is not None:
         try:
-            told = tomllib.loads(file.read_text(encoding="utf-8"))
+            told = from_toml(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read ({error}); write a TOML file") from None
     try:

@@ -252,8 +252,9 @@ def test_so_are_statistics_of_single_sites():
 
 
 def test_a_cohort_of_one_has_no_sum_to_hide_in():
-    with pytest.raises(RunError, match=r"1 of 1 sites are left, and secure-aggregation needs 2"):
-        play(start("secure-aggregation", clients_per_round=1))
+    with pytest.raises(ConfigError, match="sum of two or more, and 1 is asked in a round"):
+        start("secure-aggregation", clients_per_round=1)
+    play(start("secure-aggregation", clients_per_round=2), 1)
 
 
 @dataclass(frozen=True)

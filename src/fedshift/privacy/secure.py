@@ -91,8 +91,15 @@ class SecureAggregation(Channel):
     min_clients = 2
 
     def require(self, server: Server) -> None:
-        """Raise before the first round if the library is not installed."""
+        """Raise before the first round if a site would be alone, or the library is missing."""
         masks.require_library()
+        asked = server.scenario.cohort_size(len(server.sites))
+        if asked < self.needed(asked):
+            raise ConfigError(
+                f"{self.name} hides a site's update in a sum of two or more, and {asked} is asked "
+                "in a round; ask more of them",
+                "scenario.clients_per_round=2",
+            )
 
     def needed(self, sites: int) -> int:
         """How many shares recover a secret; also the least number of sites in a sum."""

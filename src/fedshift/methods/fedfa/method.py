@@ -96,7 +96,8 @@ class FeatureAugmentation(Part):
         state = client.state[self.name]
         for stage in necks_of(client.net, self.name):
             for kind in KINDS:
-                now, key = step.out.aux[f"{self.name}-{stage}/{kind}"], f"{kind}/{stage}"
+                now = step.out.aux[f"{self.name}-{stage}/{kind}"].float()
+                key = f"{kind}/{stage}"
                 state[key] = torch.lerp(now, state.get(key, now), self.momentum)
 
     def finish(self, client: Client) -> Tree:

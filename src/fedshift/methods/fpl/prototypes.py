@@ -59,6 +59,6 @@ def consistency(z: Tensor, shares: Tensor, prototypes: Tensor, owners: Tensor) -
     (B, K); a sample whose class has no prototype adds nothing, a mixed one has a mixed target.
     """
     counts = torch.bincount(owners, minlength=shares.shape[1])  # (K,)
-    sums = z.new_zeros(shares.shape[1], z.shape[1]).index_add(0, owners, prototypes)
+    sums = prototypes.new_zeros(shares.shape[1], z.shape[1]).index_add(0, owners, prototypes)
     unbiased = sums / counts.clamp(min=1)[:, None]  # (K, D)
     return pull(z, shares, unbiased, counts > 0)

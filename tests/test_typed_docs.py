@@ -319,6 +319,7 @@ class Typed:
         monkeypatch.setattr("fedshift.claims.run.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.matched_rounds", _same_rounds)
         monkeypatch.setattr("fedshift.experiment.compare.reference_rows", lambda *_: [])
+        monkeypatch.setattr("fedshift.experiment.compare.check_scores", lambda *_: None)
         monkeypatch.setattr("fedshift.experiment.estimate.estimate", self._estimate)
         monkeypatch.setattr("fedshift.experiment.compare.estimate", self._estimate)
         monkeypatch.setattr("fedshift.cli.commands.announce", lambda *_, **__: None)

@@ -94,7 +94,7 @@ def test_every_value_of_the_file_has_its_reason_above_it(mine):
         place = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
         assert lines[place - 1].startswith("# "), key
     assert "Question: Which model is best at a site that nobody has seen yet?" in found.text
-    assert "fedshift advise THIS-FILE --question unseen\n" in found.text
+    assert "fedshift advise THIS-FILE     measures methods, with the question unseen;" in found.text
     assert "rule of thumb" in found.text
     assert max(map(len, lines)) <= 100
 
@@ -117,7 +117,7 @@ def test_the_commands_in_the_file_can_be_typed(mine, tmp_path, monkeypatch):
         assert typed(line.replace("THIS-FILE", str(file))) == 0
     assert typed(f"advise {mine}") == 0
     given = [(a.contest.question.name, a.given.name, a.given.unseen) for a in asked]
-    assert given == [("unseen", "mine", "c"), ("single", "mine", None)]
+    assert given == [("single", "mine", "c"), ("single", "mine", None)]
     assert typed(f"advise {mine} --scenario digits") == 2
 
 

@@ -245,5 +245,5 @@ def test_a_batch_of_one_sample_has_no_term(open_client):
 
 def test_calibration_stacks_with_other_methods():
     for stack in ("fedrep + cross-layer-calibration", "ditto + cross-layer-calibration"):
-        session = play(start(stack, **SHORT))
+        session = play(start(stack, **SHORT | {"protocols": ("personal",)}))
         assert NAME in session.record.metrics[-1]["losses"]

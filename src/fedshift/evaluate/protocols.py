@@ -70,7 +70,7 @@ def scored_at_sites(method: Method, scenario: Scenario) -> dict[str, Task]:
 
 def require_a_score(name: str, method: Method, scenario: Scenario, net: Net) -> None:
     """Raise if a method has no model for any of the protocols, so that nothing could be scored."""
-    if scored_at_sites(method, scenario):
+    if method.pools_sites or scored_at_sites(method, scenario):
         return
     scopes = method.scopes(net, bn_local=scenario.bn == "local")
     private = [name for name, scope in scopes.items() if scope is Scope.PRIVATE]

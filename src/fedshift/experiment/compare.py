@@ -20,6 +20,7 @@ from fedshift.base.process import cores, tune_process
 from fedshift.core.config import RunConfig
 from fedshift.core.method import Method
 from fedshift.core.scenario import Scenario
+from fedshift.data.federation import Federation
 from fedshift.engine.build import build_net
 from fedshift.engine.federation import federate
 from fedshift.engine.preflight import check_needs
@@ -204,13 +205,20 @@ def plan(
             config, whole = configure_run(method, own, seed=seed, data=data)
             data = config.data
             check_needs(whole, own, len(federation.sites))
-            if seed == seeds[0] and not scored_at_sites(whole, own):
-                require_a_score(config.label, whole, own, build_net(config, whole, federation))
+            if seed == seeds[0]:
+                check_scores(config, whole, federation)
             path = Path(out) / config.name if out is not None else None
             if path is not None and not path.exists():
                 path = known.get(config.fingerprint, path)
             jobs.setdefault(config.name, Job(config, whole, path))
     return list(jobs.values())
+
+
+def check_scores(config: RunConfig, method: Method, federation: Federation) -> None:
+    """Raise if no protocol can be scored; the net is built only where that may be."""
+    if not scored_at_sites(method, config.scenario):
+        net = build_net(config, method, federation)
+        require_a_score(config.label, method, config.scenario, net)
 
 
 def finished_in(out: Path) -> dict[str, Path]:

@@ -289,9 +289,9 @@ def _text(found: FirstRun) -> str:
         "#",
         f"#   {_command('run', 'THIS-FILE')}  trains it, and keeps everything under runs/",
         f"#   {_command('doctor', found.data)}  says how the sites differ",
-        f"#   fedshift advise THIS-FILE --question {found.question}",
-        f"#   {'':28}  measures methods on these data; what is here",
-        f"#   {'':28}  follows a rule of thumb and measured nothing",
+        f"#   {_command('advise', 'THIS-FILE')}  measures methods, "
+        f"with the question {found.question};",
+        f"#   {'':28}  what is here follows a rule of thumb",
         "#",
         *_comment(f"Question: {QUESTIONS[found.question]}"),
         *(line for note in found.notes[:NOTES] for line in _comment(f"Note: {note}.")),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 def one_spelling(sites: Iterable[Iterable[str]]) -> tuple[dict[str, str], tuple[str, ...]]:
     """What each name that occurs in several spellings becomes, and remarks for the report.
 
-    Names that one site tells apart, as ``a`` and ``A`` of written letters, stay several.
+    Names that one site tells apart, as ``a`` and ``A`` of handwriting, stay several.
 
     >>> one_spelling([["Cat", "dog"], ["cat", "dog"]])[0]
     {'Cat': 'cat', 'cat': 'cat'}

@@ -193,7 +193,7 @@ def test_letters_that_one_site_tells_apart_stay_two_classes(tmp_path):
 def test_one_common_class_is_too_few(tmp_path):
     raw = tree(tmp_path / "raw", domains=("x",), classes=("a", "b"))
     tree(raw, domains=("y",), classes=("a", "c"))
-    with pytest.raises(DataError, match=r"'a' is the only class of two domains.*y has a, c"):
+    with pytest.raises(DataError, match=r"'a' is the only class in common.*y has a, c"):
         prepare(CARD, source=raw)
 
 

@@ -122,6 +122,7 @@ def test_cells_become_numbers_as_fedshift_makes_them(table, tmp_path):
         "note;ward;pain;since;lab;age\n"
         "Fever fever COUGH;0012;BAD;11.3.2020;1.234,5;50,5\n;5;never;2020/2/30;high;\n"
         ";;?;2021-01-01 10:00;2;-9\n"
+        "fever;7;mild;2021-01-01;1,234,567;3\n"
     )
     files = [raw / "east.csv", odd]
     plain = tmp_path / "plain.csv"

@@ -89,7 +89,7 @@ def number(cell: str, decimal: str) -> float | None:
 
 def numbers(cells: Sequence[str]) -> np.ndarray:
     """A column as numbers, nan where a cell is missing or no number."""
-    found = [number(cell, ABOUT["decimal"]) for cell in cells]
+    found = [number(with_point(cell.strip()), ".") for cell in cells]
     return np.array([math.nan if v is None else v for v in found])
 
 

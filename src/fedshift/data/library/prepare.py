@@ -254,8 +254,8 @@ def common_classes(
     if len(classes) == 1 and all(isinstance(s, ImageSource) for s in sources):
         each = "; ".join(f"{s.name} has {', '.join(s.classes)}" for s in sources)
         raise DataError(
-            f"{classes[0]!r} is the only class of two domains, and two are needed: {each}; name "
-            "class folders alike"
+            f"{classes[0]!r} is the only class in common, and two are needed: {each}; name class "
+            "folders alike"
         )
     reason = "no other domain has this class" if classes == shared else f"not of {card.name}"
     return classes, [

@@ -154,7 +154,7 @@ def one_by_one(
     counts as missing.
     """
     distinct, at = found
-    numbers = [numbers_of([cell], schema.absent, decimal) for cell in distinct]
+    numbers = [numbers_of([_with_point(c.strip(), decimal)], schema.absent) for c in distinct]
     values = np.array([np.nan if n is None else n[0] for n in numbers] + [np.nan])
     gone = np.isnan(_without(values, schema)) & ~np.isnan(values)  # such as -9.0 where -9 is told
     if name in schema.bounds and name not in schema.date:

@@ -17,8 +17,10 @@ from fedshift.data.library.prepare import load as load_card
 from fedshift.data.library.prepare import store_of
 from fedshift.data.sources.discover import find
 from fedshift.data.sources.tables.federated import table_sources
+from fedshift.data.sources.tables.preparation import CategoryPlan
 from fedshift.data.sources.tables.reading import read_table
 from fedshift.data.sources.tables.replay import preparation_of, read_record, replay
+from fedshift.data.sources.tables.roles import ColumnSummary, role_of
 from fedshift.data.sources.tables.schema import TableSchema, schema_of
 
 
@@ -216,6 +218,19 @@ def test_categories_with_other_capitals_are_one_column(tmp_path):
     np.testing.assert_array_equal(x["a"], x["b"])
     np.testing.assert_array_equal(x["a"].argmax(1), [3, 2, 3] * 3)
     np.testing.assert_array_equal(x["c"].argmax(1), [1, 0, 1] * 3)
+
+
+@pytest.mark.parametrize("name", ["ID", "Patient ID", "PATIENT_ID", "MRN", "userId"])
+def test_a_column_called_id_is_no_input_however_it_is_written(name):
+    column = ColumnSummary(99, 0, 99, number=True)
+    assert role_of(name, [column])[0] == "id-like"
+    assert role_of("acid", [column])[0] == "numeric"
+
+
+def test_a_new_site_may_write_a_category_in_another_way():
+    cells = np.array(["male", "Male", "FEMALE", "other"], dtype=object)
+    found = CategoryPlan("sex", categories=("Female", "Male")).apply(cells)
+    np.testing.assert_array_equal(found, [[0, 1], [0, 1], [1, 0], [0, 0]])
 
 
 def two(tmp_path, first, second):
